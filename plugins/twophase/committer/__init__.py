@@ -1,0 +1,1 @@
+"""Where a commit is recorded: the tables, the repository over them, the migrations."""

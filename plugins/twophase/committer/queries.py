@@ -1,0 +1,177 @@
+"""What people ask of the record: listings, one checkpoint whole, what a table held at some time. Read only.
+
+Every question has an index behind it and pages by key: a million checkpoints answer as fast as a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, func, select, text
+
+from twophase.committer import tables as t
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ConfigError
+from twophase.core.states import State
+
+r = t.revision.c
+
+#: The columns of a listing, under the record's own names.
+COLUMNS = (
+    "pipeline", "checkpoint_id", "revision", "state", "epoch", "kind", "slot", "commit_seq", "rows", "bytes",
+    "created_at", "committed_at", "dag_id", "run_id", "error", "parked_reason",
+)  # fmt: skip
+
+_LISTING = select(
+    *(t.checkpoint.c.slot if name == "slot" else r[name] for name in COLUMNS),
+).join(t.checkpoint, (t.checkpoint.c.pipeline == r.pipeline) & (t.checkpoint.c.checkpoint_id == r.checkpoint_id))
+
+
+class Promoted(NamedTuple):
+    """One committed revision in one sink."""
+
+    key: Key
+    attempt: int
+    manifest: Json
+    commit_seq: int
+
+
+def pipelines(connection: Connection) -> list[dict[str, Any]]:
+    """List the pipelines: last commit and what is pending."""
+    query = text("SELECT * FROM twophase.lag ORDER BY pipeline")
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def checkpoints(
+    connection: Connection, pipeline: str, *, state: State | None = None, before: int | None = None, limit: int = 50
+) -> list[dict[str, Any]]:
+    """List a pipeline's revisions, newest checkpoint first; `before` a checkpoint_id gives the next page."""
+    _require(connection, pipeline)
+    wanted = r.pipeline == pipeline
+    if state is not None:
+        wanted &= r.state == state
+    if before is not None:
+        wanted &= r.checkpoint_id < before
+    query = _LISTING.where(wanted).order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(limit)
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: int | None = None) -> dict[str, Any]:
+    """Return one checkpoint whole: its newest revision (or the given one), inputs, participants, events."""
+    _require(connection, pipeline)
+    wanted = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
+    if revision is not None:
+        wanted &= r.revision == revision
+    row = connection.execute(_LISTING.where(wanted).order_by(r.revision.desc()).limit(1)).first()
+    if row is None:
+        which = f"{pipeline}/{checkpoint_id}" + (f" r{revision}" if revision is not None else "")
+        msg = f"checkpoint {which}: it is not in the record; `twophase checkpoints {pipeline}` lists what is"
+        raise ConfigError(msg)
+    found = dict(row._mapping)
+    found["inputs"] = _inputs(connection, pipeline, checkpoint_id)
+    found["participants"] = _participants(connection, Key(pipeline, checkpoint_id, found["revision"]))
+    found["events"] = _events(connection, pipeline, checkpoint_id)
+    return found
+
+
+def _inputs(connection: Connection, pipeline: str, checkpoint_id: int, limit: int = 1000) -> dict[str, Any]:
+    c, f = t.checkpoint.c, t.input_file.c
+    summary = connection.execute(
+        select(c.inputs).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
+    ).scalar_one()
+    query = select(f.source, f.path, f.size, f.mtime_ns, f.gone_at)
+    mine = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id)
+    inputs: dict[str, Any] = {source: {**fixed, "paths": []} for source, fixed in summary.items()}
+    for row in connection.execute(query.where(mine).order_by(f.source, f.path).limit(limit)):
+        file = {"path": row.path, "size": row.size, "mtime_ns": row.mtime_ns, "gone_at": row.gone_at}
+        inputs[row.source]["paths"].append(file)
+    return inputs
+
+
+def _participants(connection: Connection, key: Key) -> list[dict[str, Any]]:
+    p, c = t.participant.c, t.committed.c
+    promoted = func.min(c.committed_at).label("promoted_at")
+    join = t.participant.outerjoin(
+        t.committed,
+        (c.job_id == p.pipeline)
+        & (c.operator_id == p.name)
+        & (c.checkpoint_id == p.checkpoint_id)
+        & (c.revision == p.revision),
+    )
+    columns = (p.name, p.kind, p.attempt, p.vote, p.handle, p.manifest, p.reason)
+    mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
+    query = select(*columns, promoted).select_from(join).where(mine).group_by(*columns).order_by(p.name)
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def _events(connection: Connection, pipeline: str, checkpoint_id: int) -> list[dict[str, Any]]:
+    e = t.event.c
+    query = select(e.id, e.at, e.revision, e.epoch, e.who, e.action, e.from_state, e.to_state, e.why)
+    mine = (e.pipeline == pipeline) & (e.checkpoint_id == checkpoint_id)
+    return [dict(row._mapping) for row in connection.execute(query.where(mine).order_by(e.id))]
+
+
+def _require(connection: Connection, pipeline: str) -> None:
+    names = connection.execute(select(t.pipeline.c.name).where(t.pipeline.c.name == pipeline)).first()
+    if names is None:
+        msg = f"pipeline {pipeline!r}: it is not in the record; `twophase pipelines` lists what is"
+        raise ConfigError(msg)
+
+
+def declaration(connection: Connection, pipeline: str) -> dict[str, Any]:
+    """Return what the record keeps of a pipeline's declaration."""
+    _require(connection, pipeline)
+    query = select(t.pipeline.c.declaration).where(t.pipeline.c.name == pipeline)
+    found: dict[str, Any] = connection.execute(query).scalar_one()
+    return found
+
+
+def names(connection: Connection) -> list[str]:
+    """Return the names of all pipelines."""
+    return list(connection.execute(select(t.pipeline.c.name).order_by(t.pipeline.c.name)).scalars())
+
+
+def promoted(
+    connection: Connection, pipeline: str, sink: str, as_of: datetime | int | None = None
+) -> Iterator[Promoted]:
+    """Yield what a sink holds, or held at a time or after a commit_seq: one revision per checkpoint, in commit order."""
+    p = t.participant.c
+    join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
+    query = (
+        select(r.checkpoint_id, r.revision, r.commit_seq, p.attempt, p.manifest)
+        .join(t.participant, join & (p.name == sink))
+        .where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
+        .order_by(r.commit_seq)
+    )
+    if as_of is None:
+        query = query.where(r.state == State.COMMITTED)
+    elif isinstance(as_of, datetime):
+        query = query.where((r.committed_at <= as_of) & (r.superseded_at.is_(None) | (r.superseded_at > as_of)))
+    else:
+        later = t.revision.alias("later").c
+        replaced = (
+            select(1)
+            .where((later.pipeline == r.pipeline) & (later.checkpoint_id == r.checkpoint_id))
+            .where((later.commit_seq > r.commit_seq) & (later.commit_seq <= as_of) & later.committed_at.is_not(None))
+            .exists()
+        )
+        query = query.where((r.commit_seq <= as_of) & r.committed_at.is_not(None) & ~replaced)
+    for row in connection.execution_options(yield_per=1000).execute(query):
+        yield Promoted(Key(pipeline, row.checkpoint_id, row.revision), row.attempt, row.manifest, row.commit_seq)
+
+
+def last_schema(connection: Connection, pipeline: str, sink: str) -> list[list[str]] | None:
+    """Return the schema of the last decided revision in a sink; None: there is none yet."""
+    p = t.participant.c
+    join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
+    query = (
+        select(p.manifest["schema"])
+        .join_from(t.revision, t.participant, join & (p.name == sink))
+        .where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
+        .order_by(r.commit_seq.desc())
+        .limit(1)
+    )
+    found: list[list[str]] | None = connection.execute(query).scalar()
+    return found

@@ -1,0 +1,503 @@
+"""The record in PostgreSQL: rows, moved conditionally, all or nothing per transaction.
+
+The rules are in `core.coordinator`; here is only how each primitive reads as SQL. One function moves a revision.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+from sqlalchemy import Connection, Engine, Row, create_engine, delete, func, insert, make_url, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.sql.elements import ColumnElement
+
+from twophase.committer import tables as t
+from twophase.committer import upgrade as versions
+from twophase.core.checkpoint import Input, InputFile, Key, Participant, Revision, Run
+from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputChanged, StoreUnavailable
+from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
+
+#: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
+SESSION = "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s -c timezone=UTC"
+
+#: Set together with a state: the column that says when it was entered.
+ENTERED_AT = {State.COMMITTING: "decided_at", State.COMMITTED: "committed_at", State.SUPERSEDED: "superseded_at"}
+
+r = t.revision.c
+
+
+def connect(dsn: str, *, restart: Callable[[], str] | None = None) -> Engine:
+    """Return an engine for a committer database; `restart` brings an embedded one back and says where it is now."""
+    arguments = {"connect_timeout": 10, "application_name": "twophase", "options": SESSION, "tcp_user_timeout": 30_000}
+
+    def creator() -> Any:  # noqa: ANN401 - psycopg2's connection
+        try:
+            return psycopg2.connect(_libpq(dsn), **arguments)
+        except psycopg2.OperationalError:
+            if restart is None:
+                raise
+            return psycopg2.connect(_libpq(restart()), **arguments)
+
+    return create_engine("postgresql+psycopg2://", creator=creator, pool_size=4, max_overflow=4)
+
+
+def _libpq(dsn: str) -> str:
+    return make_url(dsn).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def whoami() -> str:
+    """Return who acts, for the events: a person or an account, on a machine, as a process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+class PostgresRecord:
+    """The record of every pipeline in one committer database."""
+
+    def __init__(self, engine: Engine, *, who: str | None = None) -> None:
+        """Use an engine from `connect`; `who` is named in the events."""
+        self.engine = engine
+        self.who = who or whoami()
+
+    @classmethod
+    def open(  # noqa: PLR0913 - settings, by name
+        cls,
+        dsn: str,
+        *,
+        who: str | None = None,
+        restart: Callable[[], str] | None = None,
+        create: bool = False,
+        upgrade: bool = False,
+    ) -> PostgresRecord:
+        """Connect, and make sure that the record in there is of this code's version, if need be by making it so."""
+        engine = connect(dsn, restart=restart)
+        try:
+            with engine.connect() as connection:
+                found = versions.current(connection)
+            if (create and found is None) or (upgrade and found is not None):
+                versions.upgrade(engine)
+            with engine.connect() as connection:
+                versions.check(connection)
+        except (OperationalError, UnicodeDecodeError) as error:
+            where = make_url(dsn).set(query={}).render_as_string(hide_password=True)
+            reason = str(error.orig if isinstance(error, OperationalError) else error).strip().splitlines()[0]
+            msg = f"committer database {where}: {reason}; check TWOPHASE_DSN, or unset it to use the embedded one"
+            raise ConfigError(msg) from None
+        return cls(engine, who=who)
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresTransaction]:
+        """Open one transaction; StoreUnavailable when the server went away, also when only its reply was lost."""
+        try:
+            with self.engine.begin() as connection:
+                yield PostgresTransaction(connection, self.who)
+        except (IntegrityError, InternalError) as error:
+            raise IllegalTransition(_one_line(error)) from error
+        except (OperationalError, InterfaceError) as error:
+            raise StoreUnavailable(_one_line(error)) from error
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise StoreUnavailable(_one_line(error)) from error
+            raise
+
+
+def _one_line(error: DBAPIError) -> str:
+    """Return the server's own words, without statement and parameters."""
+    lines = str(error.orig).strip().splitlines() or [type(error).__name__]
+    return f"committer database: {lines[0]}"
+
+
+def is_this(key: Key) -> ColumnElement[bool]:
+    """Select one revision's row."""
+    return (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+
+
+def to_revision(row: Row[Any]) -> Revision:
+    """Read a revision from a row of `REVISION`."""
+    return Revision(
+        key=Key(row.pipeline, row.checkpoint_id, row.revision),
+        state=State(row.state),
+        epoch=row.epoch,
+        kind=row.kind,
+        slot=row.slot,
+        run=Run(row.dag_id, row.run_id) if row.run_id else None,
+        lease_left=None if row.lease_left is None else float(row.lease_left),
+        parked_reason=row.parked_reason,
+        commit_seq=row.commit_seq,
+        rows=row.rows,
+        bytes=row.bytes,
+        error=row.error,
+        created_at=row.created_at,
+        committed_at=row.committed_at,
+    )
+
+
+#: A revision with its slot, and its lease on the database's clock, the only clock in a decision.
+REVISION = select(
+    t.revision,
+    t.checkpoint.c.slot,
+    func.extract("epoch", r.lease_until - func.clock_timestamp()).label("lease_left"),
+).join(t.checkpoint, (t.checkpoint.c.pipeline == r.pipeline) & (t.checkpoint.c.checkpoint_id == r.checkpoint_id))
+
+
+def _lease_until(lease: float | None) -> ColumnElement[Any] | None:
+    return None if lease is None else func.clock_timestamp() + timedelta(seconds=lease)
+
+
+class PostgresTransaction:
+    """Rows of the record within one transaction."""
+
+    def __init__(self, connection: Connection, who: str) -> None:
+        """Work on an open transaction."""
+        self.connection = connection
+        self.who = who
+
+    # --- revisions ---------------------------------------------------------------------------------------------------
+
+    def lock(self, pipeline: str) -> None:
+        """Hold the pipeline's row until the end."""
+        row = select(t.pipeline.c.name).where(t.pipeline.c.name == pipeline).with_for_update()
+        if self.connection.execute(row).first() is None:
+            msg = f"pipeline {pipeline!r}: it is not in the record"
+            raise ConfigError(msg)
+
+    def newest(self, pipeline: str, slot: str | None) -> Revision | None:
+        """Return the revision that stands for the slot's checkpoint, or for the last one: a decided one if there is any."""
+        c = t.checkpoint.c
+        wanted = (c.slot == slot) if slot is not None else c.slot.is_(None)
+        last = (
+            select(c.checkpoint_id, c.released_at)
+            .where((c.pipeline == pipeline) & wanted)
+            .order_by(c.checkpoint_id.desc())
+            .limit(1)
+        )
+        found = self.connection.execute(last).first()
+        if found is None or found.released_at is not None:
+            return None
+        query = (
+            REVISION.where((r.pipeline == pipeline) & (r.checkpoint_id == found.checkpoint_id))
+            .order_by(r.state.in_(DECIDED).desc(), r.revision.desc())
+            .limit(1)
+        )
+        row = self.connection.execute(query).first()
+        return to_revision(row) if row else None
+
+    def revision(self, key: Key) -> Revision:
+        """Return one revision."""
+        return self._one(key, REVISION.where(is_this(key)))
+
+    def hold(self, key: Key) -> Revision:
+        """Return one revision and hold its row until the end."""
+        return self._one(key, REVISION.where(is_this(key)).with_for_update(of=t.revision))
+
+    def _one(self, key: Key, query: Any) -> Revision:  # noqa: ANN401 - a select over REVISION
+        row = self.connection.execute(query).first()
+        if row is None:
+            msg = f"checkpoint {key}: it is not in the record"
+            raise ConfigError(msg)
+        return to_revision(row)
+
+    def unfinished(self, pipeline: str) -> list[Revision]:
+        """Return the revisions that still have to go somewhere, decided ones first, by commit_seq."""
+        query = REVISION.where(
+            (r.pipeline == pipeline) & r.state.in_(LIVE | {State.ABORTING}),
+        ).order_by(r.commit_seq.nulls_last(), r.checkpoint_id, r.revision)
+        return [to_revision(row) for row in self.connection.execute(query)]
+
+    def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
+        """Return the COMMITTED revision of a checkpoint."""
+        query = REVISION.where(
+            (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & (r.state == State.COMMITTED)
+        )
+        row = self.connection.execute(query).first()
+        return to_revision(row) if row else None
+
+    def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
+        """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
+        mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
+        number = self.connection.execute(select(func.coalesce(func.max(r.revision), 0) + 1).where(mine)).scalar_one()
+        key = Key(pipeline, checkpoint_id, number)
+        self.connection.execute(
+            insert(t.revision).values(
+                **key._asdict(),
+                state=State.OPEN,
+                kind=kind,
+                dag_id=run.dag_id,
+                run_id=run.run_id,
+                lease_until=_lease_until(lease),
+            )
+        )
+        self._event(key, 0, "begin", to=State.OPEN, why=f"run {run}")
+        return self.revision(key)
+
+    def move(  # noqa: PLR0913 - the columns of a transition, by name
+        self,
+        key: Key,
+        to: State,
+        *,
+        epoch: int,
+        why: str = "",
+        bump: bool = False,
+        unleased: bool = False,
+        **changes: Any,  # noqa: ANN401 - columns of the revision
+    ) -> bool:
+        """Move a revision by compare-and-set on state and epoch, with its event: the one place where a state changes.
+
+        True: moved now. False: it was there already, at this epoch. Otherwise Fenced, with what was found.
+        """
+        before = self.hold(key)
+        allowed = ENTERED_FROM[to] - (set() if bump else {to})
+        if "lease" in changes:
+            changes["lease_until"] = _lease_until(changes.pop("lease"))
+        if to in ENTERED_AT and not (bump and before.state is to):
+            changes[ENTERED_AT[to]] = func.now()
+        here = is_this(key) & (r.epoch == epoch) & r.state.in_([state for state in allowed if state is not None])
+        if unleased:
+            here &= r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
+        moved = self.connection.execute(
+            update(t.revision).where(here).values(state=to, epoch=epoch + bump, **changes)
+        ).rowcount
+        if moved:
+            self._event(key, epoch + bump, "attempt" if bump else to.lower(), from_=before.state, to=to, why=why)
+            return True
+        if before.state is to and before.epoch == epoch and not bump:
+            return False
+        msg = (
+            f"checkpoint {key}: expected {' or '.join(sorted(s.lower() for s in allowed if s))} at epoch {epoch},"
+            f" found {before.state.lower()} at epoch {before.epoch}"
+            f"{' with a lease' if unleased and before.leased else ''}; nothing was changed"
+        )
+        raise Fenced(msg)
+
+    def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
+        """Make an undecided revision this run's, if nobody else holds a lease on it."""
+        before = self.hold(key)
+        free = r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
+        own = (r.run_id == run.run_id) & r.dag_id.is_not_distinct_from(run.dag_id)
+        here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & (free | own)
+        taken = update(t.revision).where(here)
+        values = {"dag_id": run.dag_id, "run_id": run.run_id, "lease_until": _lease_until(lease)}
+        if not self.connection.execute(taken.values(values)).rowcount:
+            msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"
+            raise Fenced(msg)
+        if before.run != run:
+            self._event(key, epoch, "taken over", why=f"by run {run} from run {before.run}, whose lease ran out")
+
+    def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
+        """Extend the lease of a live revision on the database's clock."""
+        here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE | {State.ABORTING})
+        renewed = self.connection.execute(update(t.revision).where(here).values(lease_until=_lease_until(lease)))
+        if not renewed.rowcount and (found := self.revision(key)).epoch != epoch:
+            msg = f"checkpoint {key}: expected epoch {epoch}, found {found.epoch}; a newer attempt owns it"
+            raise Fenced(msg)
+
+    def park(self, key: Key, reason: str) -> None:
+        """Flag a COMMITTING revision as one that needs a person; the same reason twice is one event."""
+        here = is_this(key) & (r.state == State.COMMITTING) & r.parked_reason.is_distinct_from(reason)
+        if self.connection.execute(update(t.revision).where(here).values(parked_reason=reason)).rowcount:
+            self.note(key, "parked", reason)
+
+    def note(self, key: Key, action: str, why: str = "") -> None:
+        """Add an event that is not a transition."""
+        self._event(key, self.revision(key).epoch, action, why=why)
+
+    def _event(  # noqa: PLR0913 - the columns of an event
+        self, key: Key, epoch: int, action: str, *, from_: State | None = None, to: State | None = None, why: str = ""
+    ) -> None:
+        self.connection.execute(
+            insert(t.event).values(
+                **key._asdict(),
+                epoch=epoch,
+                who=self.who,
+                action=action,
+                from_state=from_,
+                to_state=to,
+                why=why[:1000] or None,
+            )
+        )
+
+    # --- participants ------------------------------------------------------------------------------------------------
+
+    def participants(self, key: Key) -> list[Participant]:
+        """Return the participants of a revision, by name."""
+        p = t.participant.c
+        query = select(p.name, p.kind, p.attempt, p.vote, p.handle, p.manifest, p.reason)
+        mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
+        return [Participant(**row._mapping) for row in self.connection.execute(query.where(mine).order_by(p.name))]
+
+    def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
+        """Put these in the place of all participants that were there."""
+        p = t.participant.c
+        mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
+        self.connection.execute(delete(t.participant).where(mine))
+        for participant in participants:
+            self.put_participant(key, participant)
+
+    def put_participant(self, key: Key, participant: Participant) -> None:
+        """Put this one in the place of the one with its name."""
+        values = {name: getattr(participant, name) for name in ("kind", "attempt", "vote", "handle", "manifest", "reason")}
+        self.connection.execute(
+            upsert(t.participant)
+            .values(**key._asdict(), name=participant.name, **values)
+            .on_conflict_do_update(constraint="participant_pkey", set_=values)
+        )
+
+    def committed(self, key: Key) -> set[str]:
+        """Return the names of the sinks whose rows are in `committed`."""
+        c = t.committed.c
+        mine = (c.job_id == key.pipeline) & (c.checkpoint_id == key.checkpoint_id) & (c.revision == key.revision)
+        return set(self.connection.execute(select(c.operator_id).where(mine)).scalars())
+
+    def mark_committed(self, key: Key, sink: str) -> None:
+        """Add a sink's row to `committed`; a second time changes nothing."""
+        self.connection.execute(
+            upsert(t.committed)
+            .values(
+                job_id=key.pipeline,
+                operator_id=sink,
+                subtask_id=0,
+                checkpoint_id=key.checkpoint_id,
+                revision=key.revision,
+            )
+            .on_conflict_do_nothing()
+        )
+
+    # --- input -------------------------------------------------------------------------------------------------------
+
+    def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
+        """Add the next checkpoint, its fixed input and its claims; return its number."""
+        checkpoint_id = self._take(pipeline, "next_checkpoint_id")
+        summary = {source: fixed.summary() for source, fixed in inputs.items()}
+        self.connection.execute(
+            insert(t.checkpoint).values(pipeline=pipeline, checkpoint_id=checkpoint_id, slot=slot, inputs=summary)
+        )
+        claims = [
+            {"pipeline": pipeline, "source": source, "checkpoint_id": checkpoint_id, **file._asdict()}
+            for source, fixed in inputs.items()
+            for file in fixed.files
+        ]
+        if claims:
+            self.connection.execute(insert(t.input_file), claims)
+        return checkpoint_id
+
+    def take_commit_seq(self, pipeline: str) -> int:
+        """Take the next commit_seq from the locked pipeline row (R12)."""
+        return self._take(pipeline, "next_commit_seq")
+
+    def _take(self, pipeline: str, column: str) -> int:
+        number = t.pipeline.c[column]
+        took = update(t.pipeline).where(t.pipeline.c.name == pipeline).values({column: number + 1})
+        taken: int = self.connection.execute(took.returning(number - 1)).scalar_one()
+        return taken
+
+    def inputs(self, pipeline: str, checkpoint_id: int) -> dict[str, Input]:
+        """Return the fixed input of a checkpoint, per source."""
+        f = t.input_file.c
+        query = select(f.source, f.path, f.size, f.mtime_ns).where(
+            (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id)
+        )
+        files: dict[str, list[InputFile]] = {}
+        for source, *file in self.connection.execute(query.order_by(f.source, f.mtime_ns, f.path)):
+            files.setdefault(source, []).append(InputFile(*file))
+        ranges = self.ranges(pipeline, checkpoint_id)
+        return {
+            source: Input(files=tuple(files.get(source, ())), ranges=ranges.get(source, {}))
+            for source in self._summary(pipeline, checkpoint_id)
+        }
+
+    def _summary(self, pipeline: str, checkpoint_id: int) -> dict[str, Any]:
+        c = t.checkpoint.c
+        query = select(c.inputs).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
+        found: dict[str, Any] = self.connection.execute(query).scalar_one()
+        return found
+
+    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+        """Return the fixed offset ranges of a checkpoint: source → partition → [start, end)."""
+        return {
+            source: {partition: (start, end) for partition, (start, end) in fixed.get("ranges", {}).items()}
+            for source, fixed in self._summary(pipeline, checkpoint_id).items()
+        }
+
+    def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
+        """Count the input files of a checkpoint, per source: how many were fixed at begin, how many are its own now."""
+        f = t.input_file.c
+        query = select(f.source, func.count()).where((f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id))
+        owned = {source: count for source, count in self.connection.execute(query.group_by(f.source))}
+        summary = self._summary(pipeline, checkpoint_id)
+        return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
+
+    def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
+        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged.
+
+        One statement whatever the folder holds: only what is new or changed comes back.
+        """
+        query = text("""
+            SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.checkpoint_id
+            FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:mtimes AS bigint[]))
+                AS n (path, size, mtime_ns)
+            LEFT JOIN twophase.input_file f
+                ON f.pipeline = :pipeline AND f.source = :source AND f.path = n.path AND f.gone_at IS NULL
+            WHERE f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)""")
+        columns = dict(zip(("paths", "sizes", "mtimes"), map(list, zip(*found, strict=True)), strict=True)) if found else {}
+        if not columns:
+            return []
+        new = []
+        for row in self.connection.execute(query, {"pipeline": pipeline, "source": source, **columns}):
+            if row.checkpoint_id is not None:
+                msg = (
+                    f"source {source!r}: file {row.path!r} belongs to checkpoint {pipeline}/{row.checkpoint_id} and has"
+                    f" changed since: expected {row.old_size} bytes of {row.old_mtime_ns}, found {row.size} bytes of"
+                    f" {row.mtime_ns}; put the file back, or bring new records under a new name"
+                )
+                raise InputChanged(msg)
+            new.append(InputFile(row.path, row.size, row.mtime_ns))
+        return new
+
+    def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
+        """Return files of COMMITTED checkpoints whose names are still taken, per checkpoint."""
+        f = t.input_file.c
+        committed = (
+            select(1)
+            .where((r.pipeline == f.pipeline) & (r.checkpoint_id == f.checkpoint_id) & (r.state == State.COMMITTED))
+            .exists()
+        )
+        query = select(f.checkpoint_id, f.path, f.size, f.mtime_ns).where(
+            (f.pipeline == pipeline) & (f.source == source) & f.gone_at.is_(None) & committed
+        )
+        found: dict[int, list[InputFile]] = {}
+        for checkpoint_id, *file in self.connection.execute(query.order_by(f.checkpoint_id, f.path)):
+            found.setdefault(checkpoint_id, []).append(InputFile(*file))
+        return list(found.items())
+
+    def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
+        """Free the names of a committed checkpoint's files."""
+        f = t.input_file.c
+        mine = (f.pipeline == pipeline) & (f.source == source) & (f.checkpoint_id == checkpoint_id) & f.gone_at.is_(None)
+        self.connection.execute(update(t.input_file).where(mine).values(gone_at=func.now()))
+
+    def position(self, pipeline: str, source: str) -> Mapping[str, int]:
+        """Return the decided offset per partition."""
+        p = t.position.c
+        query = select(p.partition, p.off).where((p.pipeline == pipeline) & (p.source == source))
+        return {partition: off for partition, off in self.connection.execute(query)}
+
+    def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
+        """Move a position from start to end, if it is at start (R4); a partition's first range is its first position."""
+        p = t.position.c
+        moved = self.connection.execute(
+            upsert(t.position)
+            .values(pipeline=pipeline, source=source, partition=partition, off=end)
+            .on_conflict_do_update(constraint="position_pkey", set_={"off": end}, where=p.off == start)
+        )
+        return bool(moved.rowcount)

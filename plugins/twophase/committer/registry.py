@@ -1,0 +1,79 @@
+"""Who writes where: pipelines enter the record with their declaration, before anything of theirs runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from twophase.committer import tables as t
+from twophase.core.errors import ConfigError
+
+Declaration = Mapping[str, Any]
+
+#: Taken while locations change hands.
+LOCK = int.from_bytes(b"outputs")
+
+
+def register(
+    connection: Connection,
+    name: str,
+    declaration: Declaration,
+    outputs: Mapping[str, str],
+    changes: Callable[[Declaration, bool], list[str]],
+) -> None:
+    """Put a declaration in the record, in the caller's transaction.
+
+    `changes(old, pending)` says in words what of it cannot follow what was there; it is asked once there is a checkpoint.
+    """
+    row = upsert(t.pipeline).values(name=name, declaration=declaration).on_conflict_do_nothing()
+    connection.execute(row)
+    mine = t.pipeline.c.name == name
+    found = connection.execute(select(t.pipeline).where(mine).with_for_update()).one()
+    if found.next_checkpoint_id > 1 and found.declaration != declaration:
+        problems = changes(found.declaration, _pending(connection, name))
+        if problems:
+            msg = (
+                f"pipeline {name!r}: its declaration changed incompatibly since checkpoint {found.next_checkpoint_id - 1}:"
+                f" {'; '.join(problems)}; put it back, or give the pipeline a new name"
+            )
+            raise ConfigError(msg)
+    _own(connection, name, outputs)
+    if found.declaration != declaration:
+        connection.execute(update(t.pipeline).where(mine).values(declaration=declaration, updated_at=func.now()))
+
+
+def _pending(connection: Connection, name: str) -> bool:
+    r = t.revision.c
+    query = select(r.revision).where(
+        (r.pipeline == name) & r.state.in_(["OPEN", "PRECOMMITTED", "COMMITTING", "ABORTING"])
+    )
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def _own(connection: Connection, name: str, outputs: Mapping[str, str]) -> None:
+    """Claim each output's location; one inside another would be read as part of it, so that is refused too."""
+    o = t.output.c
+    mine = connection.execute(select(o.sink, o.location).where(o.pipeline == name))
+    if {row.sink: row.location for row in mine} == outputs:
+        return
+    connection.execute(select(func.pg_advisory_xact_lock(LOCK)))  # two at once must not overlook each other
+    connection.execute(delete(t.output).where(o.pipeline == name))
+    for sink, location in outputs.items():
+        inside = o.location.startswith(location + "/", autoescape=True)
+        taken = connection.execute(select(t.output).where(o.location.in_(_above(location)) | inside).limit(1)).first()
+        if taken is not None:
+            msg = (
+                f"pipeline {name!r}: write {sink!r} goes to {location}, but {taken.location} belongs to"
+                f" pipeline {taken.pipeline!r} (write {taken.sink!r}); two cannot share a table"
+            )
+            raise ConfigError(msg)
+        connection.execute(insert(t.output).values(location=location, pipeline=name, sink=sink))
+
+
+def _above(location: str) -> list[str]:
+    """Return a location and everything it is inside of."""
+    parts = location.split("/")
+    return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]

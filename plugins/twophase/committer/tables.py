@@ -1,0 +1,234 @@
+"""The record as tables (schema `twophase`). Migrations make them; a test proves that both agree.
+
+The database repeats the rules of the protocol, so that a bug in Python cannot record an impossible history: CHECKs and
+partial unique indexes here, and triggers in the migrations for what looks at two rows or at the row before.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA = "twophase"
+
+metadata = MetaData(
+    schema=SCHEMA,
+    naming_convention={
+        "pk": "%(table_name)s_pkey",
+        "fk": "%(table_name)s_%(referred_table_name)s_fkey",
+        "ck": "%(table_name)s_%(constraint_name)s_check",
+    },
+)
+
+
+def _time(name: str, **kwargs: object) -> Column[object]:
+    return Column(name, DateTime(timezone=True), **kwargs)  # type: ignore[arg-type]
+
+
+def _now(name: str) -> Column[object]:
+    return _time(name, nullable=False, server_default=func.now())
+
+
+_REVISION_KEY = ("pipeline", "checkpoint_id", "revision")
+
+#: One row per pipeline; its lock serialises begin and the commit point (R12).
+pipeline = Table(
+    "pipeline",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("declaration", JSONB, nullable=False),
+    Column("next_checkpoint_id", BigInteger, nullable=False, server_default="1"),
+    Column("next_commit_seq", BigInteger, nullable=False, server_default="1"),
+    _now("created_at"),
+    _now("updated_at"),
+    CheckConstraint("name ~ '^[a-z][a-z0-9_]*$'", name="name"),
+    CheckConstraint("next_checkpoint_id > 0 AND next_commit_seq > 0", name="ids"),
+)
+
+#: Who writes where: one location belongs to one sink of one pipeline.
+output = Table(
+    "output",
+    metadata,
+    Column("location", Text, primary_key=True),
+    Column("pipeline", Text, nullable=False),
+    Column("sink", Text, nullable=False),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+    Index("output_one_per_sink", "pipeline", "sink", unique=True),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("slot", Text),
+    Column("inputs", JSONB, nullable=False),
+    _now("created_at"),
+    _time("released_at"),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+    CheckConstraint("checkpoint_id > 0", name="id"),
+    # prevents two checkpoints for one interval
+    Index("checkpoint_one_per_slot", "pipeline", "slot", unique=True, postgresql_where=text("slot IS NOT NULL")),
+)
+
+input_file = Table(
+    "input_file",
+    metadata,
+    Column("pipeline", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("mtime_ns", BigInteger, nullable=False),
+    Column("checkpoint_id", BigInteger, nullable=False),
+    _time("gone_at"),
+    ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
+    # prevents a file from being read by two checkpoints; a name is free again once its file was archived or deleted
+    Index(
+        "input_file_one_owner", "pipeline", "source", "path", unique=True, postgresql_where=text("gone_at IS NULL")
+    ),
+    Index("input_file_by_checkpoint", "pipeline", "checkpoint_id", "source"),
+)
+
+revision = Table(
+    "revision",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    Column("state", Text, nullable=False),
+    Column("epoch", Integer, nullable=False, server_default="0"),
+    _time("lease_until"),
+    Column("parked_reason", Text),
+    Column("kind", Text, nullable=False, server_default="regular"),
+    Column("commit_seq", BigInteger),
+    Column("rows", BigInteger),
+    Column("bytes", BigInteger),
+    _now("created_at"),
+    _time("decided_at"),
+    _time("committed_at"),
+    _time("superseded_at"),
+    _time("acknowledged_at"),
+    Column("error", Text),
+    Column("dag_id", Text),
+    Column("run_id", Text),
+    ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
+    CheckConstraint(
+        "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",
+        name="state",
+    ),
+    CheckConstraint("kind IN ('regular', 'backfill', 'replay')", name="kind"),
+    CheckConstraint("revision > 0 AND epoch >= 0", name="numbers"),
+    CheckConstraint(
+        "(commit_seq IS NOT NULL AND decided_at IS NOT NULL) = (state IN ('COMMITTING', 'COMMITTED', 'SUPERSEDED'))",
+        name="decided",
+    ),
+    CheckConstraint("(committed_at IS NOT NULL) = (state IN ('COMMITTED', 'SUPERSEDED'))", name="committed"),
+    CheckConstraint("(superseded_at IS NOT NULL) = (state = 'SUPERSEDED')", name="superseded"),
+    CheckConstraint("parked_reason IS NULL OR state = 'COMMITTING'", name="parked"),
+    # prevents revision 2 from beginning while revision 1 may still be promoted (R5)
+    Index(
+        "revision_one_live",
+        "pipeline",
+        "checkpoint_id",
+        unique=True,
+        postgresql_where=text("state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING')"),
+    ),
+    # prevents two visible revisions of one checkpoint
+    Index(
+        "revision_one_committed",
+        "pipeline",
+        "checkpoint_id",
+        unique=True,
+        postgresql_where=text("state = 'COMMITTED'"),
+    ),
+    # prevents two decisions with one number; also the way to "as of", and to the newest schema
+    Index("revision_commit_seq", "pipeline", "commit_seq", unique=True, postgresql_where=text("commit_seq IS NOT NULL")),
+    # what recovery looks at: a handful of rows, however long the history
+    Index(
+        "revision_unfinished",
+        "pipeline",
+        "commit_seq",
+        "checkpoint_id",
+        postgresql_where=text("state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'ABORTING')"),
+    ),
+    Index("revision_by_state", "pipeline", "state", "checkpoint_id", "revision"),
+    Index("revision_by_run", "dag_id", "run_id", postgresql_where=text("dag_id IS NOT NULL")),
+)
+
+participant = Table(
+    "participant",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("vote", Boolean),
+    Column("handle", JSONB, nullable=False, server_default="{}"),
+    Column("manifest", JSONB, nullable=False, server_default="{}"),
+    Column("reason", Text),
+    ForeignKeyConstraint(_REVISION_KEY, [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision]),
+    CheckConstraint("kind IN ('sink', 'audit', 'state', 'approval')", name="kind"),
+    CheckConstraint("attempt > 0", name="attempt"),
+)
+
+#: The committer table, in Flink's shape. Promoted is a row here, nowhere else; rows are never deleted (R6).
+committed = Table(
+    "committed",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("operator_id", Text, primary_key=True),
+    Column("subtask_id", Integer, primary_key=True, autoincrement=False),
+    Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    _now("committed_at"),
+    ForeignKeyConstraint(
+        ["job_id", "checkpoint_id", "revision"],
+        [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision],
+    ),
+    Index("committed_by_revision", "job_id", "checkpoint_id", "revision"),
+)
+
+position = Table(
+    "position",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("partition", Text, primary_key=True),
+    Column("off", BigInteger, nullable=False),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("pipeline", Text, nullable=False),
+    Column("checkpoint_id", BigInteger, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("who", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("from_state", Text),
+    Column("to_state", Text),
+    Column("why", Text),
+    ForeignKeyConstraint(_REVISION_KEY, [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision]),
+    Index("event_by_revision", "pipeline", "checkpoint_id", "id"),
+)

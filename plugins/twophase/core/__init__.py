@@ -1,0 +1,1 @@
+"""The protocol: standard library only, readable in one sitting."""

@@ -1,0 +1,114 @@
+"""The nouns of the protocol: checkpoint, revision, attempt, participant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from twophase.core.states import State
+
+Json = Mapping[str, Any]
+
+
+class InputFile(NamedTuple):
+    """One file of a fixed input: its path below the source's folder, and what it looked like when it was fixed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one checkpoint reads from one source; fixed at begin, the same for every attempt (the barrier)."""
+
+    #: Files sources: the files, each owned by this checkpoint for ever.
+    files: tuple[InputFile, ...] = ()
+    #: Offset sources: partition → half-open range [start, end).
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything to read."""
+        return bool(self.files) or any(end > start for start, end in self.ranges.values())
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `checkpoint.inputs` keeps: ranges in full, files as a count (the list is in `input_file`)."""
+        if self.ranges:
+            return {"ranges": {name: list(bounds) for name, bounds in self.ranges.items()}}
+        return {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
+
+
+class Key(NamedTuple):
+    """The identity of a revision: it comes from the declaration, never from a run or a process."""
+
+    pipeline: str
+    checkpoint_id: int
+    revision: int
+
+    def __str__(self) -> str:
+        """Read as `orders/17 r1`."""
+        return f"{self.pipeline}/{self.checkpoint_id} r{self.revision}"
+
+
+class Run(NamedTuple):
+    """Who works on a revision: an Airflow run, or a script (dag_id None), whose run ends with its lease."""
+
+    dag_id: str | None
+    run_id: str
+
+    def __str__(self) -> str:
+        """Read as `dag_id/run_id`, or the run_id alone."""
+        return f"{self.dag_id}/{self.run_id}" if self.dag_id else self.run_id
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One deliberate (re)processing of a checkpoint, as the record has it."""
+
+    key: Key
+    state: State
+    epoch: int
+    kind: str = "regular"
+    slot: str | None = None
+    run: Run | None = None
+    #: Seconds until the lease runs out on the record's own clock; None: nobody holds one; negative: it ran out.
+    lease_left: float | None = None
+    parked_reason: str | None = None
+    commit_seq: int | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    error: str | None = None
+    created_at: datetime | None = None
+    committed_at: datetime | None = None
+
+    @property
+    def checkpoint_id(self) -> int:
+        """Return the checkpoint's number within its pipeline."""
+        return self.key.checkpoint_id
+
+    @property
+    def revision(self) -> int:
+        """Return the revision's number within its checkpoint."""
+        return self.key.revision
+
+    @property
+    def leased(self) -> bool:
+        """Say whether somebody works on it right now."""
+        return self.lease_left is not None and self.lease_left > 0
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One output (or voter) of a revision: the attempt it stands for, its vote, and what it voted for."""
+
+    name: str
+    kind: str
+    attempt: int = 0
+    vote: bool | None = None
+    #: What a sink needs to promote, find or discard the staged output, in this process or any later one.
+    handle: Json = field(default_factory=dict)
+    #: Summary of the manifest: rows, bytes, files, digest, schema.
+    manifest: Json = field(default_factory=dict)
+    reason: str | None = None

@@ -1,0 +1,193 @@
+"""Airflow's connections as environment variables, read without Airflow.
+
+`AIRFLOW_CONN_<ID>` holds a connection as a URI (`postgres://login:password@host:5432/schema?sslmode=require`) or as
+JSON (`{"conn_type": "postgres", "host": …}`). Both mean here what they mean to Airflow. No error ever shows a value:
+it may be a password.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from twophase.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "AIRFLOW_CONN_"
+
+#: Options of Airflow's own Postgres hook, which the database's client library does not know.
+_HOOK_OPTIONS = frozenset(
+    {
+        "iam",
+        "redshift",
+        "redshift-serverless",
+        "cursor",
+        "cluster-identifier",
+        "workgroup-name",
+        "aws_conn_id",
+        "azure_conn_id",
+        "sqlalchemy_scheme",
+        "sqlalchemy_query",
+    }
+)
+_FIELDS = frozenset({"conn_type", "host", "port", "login", "password", "schema", "extra"})
+_IGNORED_FIELDS = frozenset({"conn_id", "description"})
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One connection; its password and extra are left out of its text."""
+
+    conn_id: str
+    conn_type: str
+    host: str | None = None
+    port: int | None = None
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    schema: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def url(self, drivername: str = "postgresql+psycopg2") -> str:
+        """Return the connection as a SQLAlchemy URL, password included: it is for connecting, not for showing.
+
+        Plain values of `extra` (sslmode, connect_timeout …) go along as options of the database's client library.
+        """
+        login = quote(self.login, safe="") if self.login else ""
+        if self.password:
+            login += ":" + quote(self.password, safe="")
+        host = self.host or ""
+        if ":" in host:
+            host = f"[{host}]"
+        port = f":{self.port}" if self.port else ""
+        options = {name: _option(value) for name, value in self.extra.items() if _is_option(name, value)}
+        query = "?" + urlencode(options, quote_via=quote) if options else ""
+        at = "@" if login else ""
+        return f"{drivername}://{login}{at}{quote(host, safe='[]:')}{port}/{quote(self.schema or '', safe='')}{query}"
+
+
+def connection(conn_id: str) -> Connection | None:
+    """Return the connection that `AIRFLOW_CONN_<ID>` declares, or None when the variable is not set."""
+    variable = PREFIX + conn_id.upper()
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        return None
+    if value.startswith("{"):
+        return _from_json(variable, conn_id, value)
+    return _from_uri(variable, conn_id, value)
+
+
+def _from_uri(variable: str, conn_id: str, value: str) -> Connection:
+    """Read the URI form."""
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        msg = f"{variable}: expected type://login:password@host:port/schema, found a text that cannot be read as one"
+        raise ConfigError(msg) from None  # the cause would quote the value
+    if not parts.scheme or "://" not in value:
+        msg = f"{variable}: expected type://login:password@host:port/schema or a json object, found neither"
+        raise ConfigError(msg)
+    return Connection(
+        conn_id=conn_id,
+        conn_type=_normal_type(parts.scheme),
+        host=_host(parts.netloc),
+        port=port,
+        login=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        schema=unquote(parts.path[1:]) or None,
+        extra=_extra_of_query(variable, parts.query),
+    )
+
+
+def _host(netloc: str) -> str | None:
+    """Return the host as it was written: urlsplit's own `hostname` is lower case, which a socket folder is not."""
+    address = netloc.rpartition("@")[2]
+    if address.startswith("["):
+        return address[1:].partition("]")[0] or None
+    return unquote(address.partition(":")[0]) or None
+
+
+def _extra_of_query(variable: str, query: str) -> dict[str, Any]:
+    """Read the extra of a URI: one JSON object in `__extra__`, or each parameter by itself."""
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    if "__extra__" in parameters:
+        return _extra(variable, parameters["__extra__"])
+    return {name: _json_or_text(value) for name, value in parameters.items()}
+
+
+def _from_json(variable: str, conn_id: str, value: str) -> Connection:
+    """Read the JSON form."""
+    try:
+        declared: dict[str, Any] = json.loads(value)
+    except ValueError:
+        msg = f"{variable}: expected a json object, found a text that starts like one but cannot be read"
+        raise ConfigError(msg) from None  # the cause would carry the value
+    unknown = sorted(declared.keys() - _FIELDS - _IGNORED_FIELDS)
+    if unknown:
+        msg = f"{variable}: expected the fields {', '.join(sorted(_FIELDS))}, found also {', '.join(unknown)}"
+        raise ConfigError(msg)
+    texts = {name: _text(variable, name, declared.get(name)) for name in ("host", "login", "password", "schema")}
+    return Connection(
+        conn_id=conn_id,
+        conn_type=_normal_type(_text(variable, "conn_type", declared.get("conn_type")) or ""),
+        port=_port(variable, declared.get("port")),
+        extra=_extra(variable, declared.get("extra")),
+        **texts,
+    )
+
+
+def _text(variable: str, name: str, value: object) -> str | None:
+    """Return a field of the JSON form as a text."""
+    if value is None or isinstance(value, str):
+        return value or None
+    msg = f"{variable}: expected a text as {name}, found {type(value).__name__}"
+    raise ConfigError(msg)
+
+
+def _port(variable: str, value: object) -> int | None:
+    """Return the port of the JSON form, where Airflow takes a number and its text."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, int | str) and str(value).isdecimal():
+        return int(value)
+    msg = f"{variable}: expected a whole number as port, found {type(value).__name__}"
+    raise ConfigError(msg)
+
+
+def _extra(variable: str, value: object) -> dict[str, Any]:
+    """Return an extra, which may be an object or the text of one."""
+    decoded = _json_or_text(value) if isinstance(value, str) else value
+    if not decoded:
+        return {}
+    if isinstance(decoded, dict):
+        return decoded
+    msg = f"{variable}: expected a json object as extra, found {type(decoded).__name__}"
+    raise ConfigError(msg)
+
+
+def _json_or_text(value: str) -> Any:  # noqa: ANN401 - a JSON value of any type
+    """Return what a JSON text says, or the text itself when it is not JSON: Airflow's rule for parameters."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _normal_type(conn_type: str) -> str:
+    """Return the type as Airflow stores it."""
+    return "postgres" if conn_type == "postgresql" else conn_type.replace("-", "_")
+
+
+def _is_option(name: str, value: object) -> bool:
+    """Tell whether an item of extra is for the database's client library."""
+    return name not in _HOOK_OPTIONS and isinstance(value, str | int | float)
+
+
+def _option(value: object) -> str:
+    """Return a plain value as the client library writes it."""
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,469 @@
+"""The two-phase protocol: one checkpoint, exactly once.
+
+    begin        take a checkpoint, fix its input (the barrier)                      state     epoch
+      │                                                                              OPEN      0
+    attempt      bump the epoch, name a staging place per participant                OPEN      1, 2, 3 …
+      │            ┌──────────── Spark writes there, invisibly ────────────┐
+    vote         one durable yes per participant, for this attempt                   PRECOMMITTED
+      │
+    commit ───── one transaction: votes, commit_seq, positions ── THE COMMIT POINT ─ COMMITTING
+      │            promote each sink: atomic, with its marker; row in `committed`
+      │            one transaction: supersede the older revision                     COMMITTED
+      │
+    abort        before the commit point only; then discard                          ABORTING, ABORTED
+
+Every step may be repeated, may come late from a process that was stopped meanwhile, and may lose its reply. So each one
+is a compare-and-set on (state, epoch) in one transaction; a step whose reply was lost is simply run again and finds
+itself done. No lock outlives a transaction, and no safety comes from the lease: it only keeps processes from getting in
+each other's way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from twophase.core.checkpoint import InputFile, Json, Key, Participant, Revision, Run
+from twophase.core.errors import (
+    Busy,
+    Fenced,
+    IllegalTransition,
+    Parked,
+    PromotionPending,
+    StoreUnavailable,
+    TooManyPending,
+)
+from twophase.core.failpoints import hit
+from twophase.core.ports import Outcome, Promotion, Record, Sink, Source, Transaction
+from twophase.core.recovery import recover
+from twophase.core.states import DECIDED, UNDECIDED, State
+
+T = TypeVar("T")
+
+#: Seconds to wait before asking a store again that went away: about half a minute in all.
+PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+
+
+def script_run_ended(run: Run | None) -> bool | None:
+    """Say whether a run is over: a script's run ends with its lease; of an Airflow run only Airflow knows."""
+    return True if run is None or run.dag_id is None else None
+
+
+class Coordinator:
+    """Takes one pipeline's checkpoints through the protocol; holds no state of its own between calls."""
+
+    def __init__(  # noqa: PLR0913 - the parts of the protocol, by name
+        self,
+        record: Record,
+        pipeline: str,
+        *,
+        sources: Mapping[str, Source],
+        sinks: Mapping[str, Sink],
+        lease: float = 30.0,
+        max_pending: int = 1,
+        run_ended: Callable[[Run | None], bool | None] = script_run_ended,
+        patience: Sequence[float] = PATIENCE,
+    ) -> None:
+        """Bring together a record, a pipeline's sources and its sinks."""
+        self.record = record
+        self.pipeline = pipeline
+        self.sources = sources
+        self.sinks = sinks
+        self.lease = lease
+        self.max_pending = max_pending
+        self.run_ended = run_ended
+        self.patience = patience
+
+    # --- begin -------------------------------------------------------------------------------------------------------
+
+    def begin(self, run: Run, *, slot: str | None = None) -> Revision | None:
+        """Take the checkpoint that is next: one that was left undecided, or a new one; None when there is no new input.
+
+        What is decided is finished first. The input is in the record before anything reads it, and never changes: every
+        attempt reads the same records.
+        """
+        recover(self, decided_only=True)
+        hit("begin.before")
+        ended = self._owner_ended(slot)
+        taken = self.transact(lambda tx: self._take_again(tx, run, slot, ended))
+        if taken is None:
+            found = {name: source.discover() for name, source in self.sources.items()}
+            taken = self.transact(lambda tx: self._take_new(tx, run, slot, ended, found))
+        hit("begin.after")
+        return taken
+
+    def _owner_ended(self, slot: str | None) -> Run | None:
+        """Return the run that left the newest revision undecided, if that run is over."""
+        newest = self.transact(lambda tx: tx.newest(self.pipeline, slot))
+        if newest and newest.state in UNDECIDED and self.run_ended(newest.run):
+            return newest.run
+        return None
+
+    def _take_again(self, tx: Transaction, run: Run, slot: str | None, ended: Run | None) -> Revision | None:
+        """Go on with what is undecided: this run's own at once, another's once its lease is out and its run over."""
+        tx.lock(self.pipeline)
+        newest = tx.newest(self.pipeline, slot)
+        if newest is None or newest.state in DECIDED:
+            return None
+        if newest.state in UNDECIDED:
+            if newest.run != run and newest.leased:
+                msg = f"checkpoint {newest.key}: run {newest.run} works on it, its lease lasts {newest.lease_left:.1f} s"
+                raise Busy(msg, lease_left=newest.lease_left)
+            if newest.run != run and newest.run != ended:
+                msg = f"checkpoint {newest.key}: it waits for run {newest.run}, which has not ended"
+                raise Busy(msg)
+            tx.adopt(newest.key, epoch=newest.epoch, run=run, lease=self.lease)
+            return tx.revision(newest.key)
+        # Aborted: the range stays the checkpoint's and is taken again under the same id.
+        return tx.add_revision(self.pipeline, newest.checkpoint_id, "regular", run, self.lease)
+
+    def _take_new(
+        self, tx: Transaction, run: Run, slot: str | None, ended: Run | None, found: Mapping[str, Any]
+    ) -> Revision | None:
+        """Fix the input of a new checkpoint, unless one appeared meanwhile."""
+        again = self._take_again(tx, run, slot, ended)
+        if again is not None:
+            return again
+        inputs = {
+            name: source.fix(found[name], _Progress(tx, self.pipeline, name)) for name, source in self.sources.items()
+        }
+        if not any(inputs.values()):
+            return None
+        checkpoint_id = tx.add_checkpoint(self.pipeline, slot, inputs)
+        taken = tx.add_revision(self.pipeline, checkpoint_id, "regular", run, self.lease)
+        hit("begin.inside")
+        return taken
+
+    # --- attempt and votes -------------------------------------------------------------------------------------------
+
+    def attempt(self, revision: Revision) -> Revision:
+        """Open the next attempt for all participants at once: a new epoch, no votes, private staging places (R7, R8)."""
+        hit("attempt.before")
+        token = secrets.token_hex(4)
+        epoch = revision.epoch + 1
+
+        def step(tx: Transaction) -> Revision:
+            if not self._opened(tx, revision.key, epoch, token):
+                tx.move(
+                    revision.key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease
+                )
+                places = self._places(revision.key, epoch, token)
+                tx.replace_participants(
+                    revision.key, [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
+                )
+            return tx.revision(revision.key)
+
+        opened = self.transact(step)
+        hit("attempt.after")
+        return opened
+
+    def _opened(self, tx: Transaction, key: Key, epoch: int, token: str) -> bool:
+        """Say whether this very attempt is open already: the reply to opening it was lost."""
+        if tx.hold(key).epoch != epoch:
+            return False
+        return {p.name: p.handle for p in tx.participants(key)} == self._places(key, epoch, token)
+
+    def _places(self, key: Key, epoch: int, token: str) -> dict[str, Json]:
+        """Name the staging place of each sink."""
+        return {name: sink.place(key, epoch, token) for name, sink in self.sinks.items()}
+
+    def vote(self, revision: Revision, name: str, *, yes: bool, manifest: Json | None = None, reason: str = "") -> State:
+        """Record one participant's vote for one attempt; the last yes makes it PRECOMMITTED."""
+
+        def step(tx: Transaction) -> State:
+            held = tx.hold(revision.key)
+            mine = next((p for p in tx.participants(revision.key) if p.name == name), None)
+            if held.epoch != revision.epoch or mine is None or mine.attempt != revision.epoch:
+                raise Fenced(_fenced("vote", revision, held))
+            if mine.vote is not None and mine.vote == yes:
+                return held.state  # said already: the reply was lost
+            if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
+                raise Fenced(_fenced("vote", revision, held))
+            tx.put_participant(revision.key, replace(mine, vote=yes, manifest=manifest or {}, reason=reason[:1000] or None))
+            tx.note(revision.key, f"voted {'yes' if yes else 'no'}", f"{name} a{revision.epoch} {reason}"[:1000].strip())
+            if held.state is State.OPEN and all(p.vote for p in tx.participants(revision.key)):
+                tx.move(revision.key, State.PRECOMMITTED, epoch=revision.epoch, why="every participant voted yes")
+            hit("vote.inside")
+            return tx.revision(revision.key).state
+
+        state = self.transact(step)
+        hit("vote.after")
+        return state
+
+    # --- commit ------------------------------------------------------------------------------------------------------
+
+    def commit(self, revision: Revision) -> Revision:
+        """Decide, then promote. Once decided it can only go forward, by whoever comes next."""
+        try:
+            self.decide_commit(revision)
+        except TooManyPending:
+            self._promote_pending(revision.kind)
+            self.decide_commit(revision)
+        return self.finish(revision.key)
+
+    def decide_commit(self, revision: Revision) -> None:
+        """Pass the commit point in one transaction: votes checked, commit_seq taken, positions moved."""
+        hit("commit.before")
+
+        def step(tx: Transaction) -> None:
+            tx.lock(self.pipeline)
+            held = tx.hold(revision.key)
+            if held.state in DECIDED and held.epoch == revision.epoch:
+                return
+            participants = tx.participants(revision.key)
+            if not participants or any(not p.vote or p.attempt != revision.epoch for p in participants):  # R7
+                raise Fenced(_fenced("commit", revision, held))
+            self._check_pending(tx, held)
+            rows = sum(int(p.manifest.get("rows", 0)) for p in participants)
+            size = sum(int(p.manifest.get("bytes", 0)) for p in participants)
+            tx.move(
+                revision.key,
+                State.COMMITTING,
+                epoch=revision.epoch,
+                why="the commit point",
+                commit_seq=tx.take_commit_seq(self.pipeline),
+                rows=rows,
+                bytes=size,
+                lease=self.lease,
+            )
+            if tx.committed_revision(self.pipeline, revision.checkpoint_id) is None:
+                self._advance(tx, revision.key)
+            hit("commit.inside")
+
+        self.transact(step)
+        hit("commit.after")
+
+    def _check_pending(self, tx: Transaction, revision: Revision) -> None:
+        """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""
+        waiting = [r for r in self._committing(tx, revision.kind) if r.key != revision.key]
+        if len(waiting) >= self.max_pending:
+            msg = (
+                f"checkpoint {revision.key}: {len(waiting)} decided before it still wait for promotion"
+                f" ({', '.join(str(r.key) for r in waiting)}), max_pending is {self.max_pending}; it stays pre-committed"
+            )
+            raise TooManyPending(msg)
+
+    def _committing(self, tx: Transaction, kind: str) -> list[Revision]:
+        """Return the decided, unpromoted revisions of a lane, by commit_seq."""
+        regular = kind == "regular"
+        unfinished = tx.unfinished(self.pipeline)
+        return [r for r in unfinished if r.state is State.COMMITTING and (r.kind == "regular") == regular]
+
+    def _advance(self, tx: Transaction, key: Key) -> None:
+        """Move the positions over this checkpoint's input, if they are still where it starts (R4)."""
+        for source, partitions in tx.ranges(self.pipeline, key.checkpoint_id).items():
+            for partition, (start, end) in partitions.items():
+                if start != end and not tx.advance(self.pipeline, source, partition, start, end):
+                    msg = f"checkpoint {key}: source {source!r} partition {partition} is no longer at {start}; refused"
+                    raise IllegalTransition(msg)
+        for source, (fixed, owned) in tx.claims(self.pipeline, key.checkpoint_id).items():
+            if fixed != owned:
+                msg = f"checkpoint {key}: source {source!r}: expected {fixed} files of its own, found {owned}; refused"
+                raise IllegalTransition(msg)
+
+    def finish(self, key: Key) -> Revision:
+        """Promote what is decided and mark it COMMITTED; anybody may do this, at any time, any number of times."""
+        revision = self.transact(lambda tx: tx.revision(key))
+        if revision.state is State.COMMITTING:
+            self._promote_pending(revision.kind, upto=revision.commit_seq)
+        self.settle()
+        return self.transact(lambda tx: tx.revision(key))
+
+    def _promote_pending(self, kind: str, upto: int | None = None) -> None:
+        """Promote the decided revisions of a lane in commit_seq order (R13)."""
+        for revision in self.transact(lambda tx: self._committing(tx, kind)):
+            if upto is None or (revision.commit_seq or 0) <= upto:
+                self._promote(revision.key)
+
+    def _promote(self, key: Key) -> None:
+        """Promote each sink that has no row in `committed` yet, then mark COMMITTED; one that is down delays only itself."""
+        done = self.transact(lambda tx: tx.committed(key))
+        waiting: list[str] = []
+        failed: list[str] = []
+        for participant in self.transact(lambda tx: tx.participants(key)):
+            if participant.kind != "sink" or participant.name in done:
+                continue
+            hit("promote.before")
+            promotion = self._promote_sink(key, participant)
+            if promotion.outcome is Outcome.RETRY_LATER:
+                waiting.append(f"{participant.name}: {promotion.reason}")
+            elif promotion.outcome is Outcome.FAILED:
+                failed.append(f"{participant.name}: {promotion.reason}")
+            else:
+                self._record_promotion(key, participant, promotion)
+        if failed:
+            self.transact(lambda tx: tx.park(key, "; ".join(failed)))
+            msg = f"checkpoint {key}: decided, but it cannot be promoted ({'; '.join(failed)}); parked, restage it"
+            raise Parked(msg)
+        if waiting:
+            msg = f"checkpoint {key}: decided, not promoted yet ({'; '.join(waiting)}); recovery will finish it"
+            raise PromotionPending(msg)
+        self._mark_committed(key)
+
+    def _promote_sink(self, key: Key, participant: Participant) -> Promotion:
+        """Promote one sink; an unknown outcome is settled by its marker."""
+        sink = self.sinks[participant.name]
+        promotion = sink.promote(key, participant.handle, participant.manifest)
+        if promotion.outcome is Outcome.UNKNOWN:
+            promotion = sink.find(key, participant.handle, participant.manifest)
+        return promotion
+
+    def _record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
+        """Add the sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
+
+        def step(tx: Transaction) -> None:
+            held = tx.hold(key)
+            if held.state is State.COMMITTING and participant.name not in tx.committed(key):
+                tx.mark_committed(key, participant.name)
+                tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
+                if promotion.manifest and promotion.manifest["digest"] != participant.manifest.get("digest"):
+                    attempt = promotion.attempt or participant.attempt
+                    tx.put_participant(key, replace(participant, attempt=attempt, manifest=promotion.manifest, vote=True))
+                    tx.note(key, "adopted", f"{participant.name}: attempt {attempt} is what the sink holds")
+            hit("promote.inside")
+
+        self.transact(step)
+        hit("promote.after")
+
+    def _mark_committed(self, key: Key) -> None:
+        """Write COMMITTED in one transaction, superseding the older revision first (R14)."""
+        hit("finish.before")
+
+        def step(tx: Transaction) -> None:
+            held = tx.hold(key)
+            if held.state is not State.COMMITTING:
+                return  # somebody finished it, and may have replaced it since: touch nothing
+            older = tx.committed_revision(self.pipeline, key.checkpoint_id)
+            if older is not None:
+                tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {key.revision}")
+            tx.move(key, State.COMMITTED, epoch=held.epoch, why="every sink promoted", parked_reason=None, lease=None)
+            hit("finish.inside")
+
+        self.transact(step)
+        hit("finish.after")
+
+    def restage(self, key: Key, why: str) -> Revision:
+        """Open an attempt for the sinks of a decided revision whose staged output is lost; it stays COMMITTING (R8, R9)."""
+        token = secrets.token_hex(4)
+        lost = {
+            p.name: p
+            for p in self.transact(lambda tx: tx.participants(key))
+            if p.kind == "sink" and self.sinks[p.name].find(key, p.handle, p.manifest).outcome is Outcome.FAILED
+        }
+
+        def step(tx: Transaction) -> Revision:
+            held = tx.hold(key)
+            if held.state is not State.COMMITTING:
+                msg = f"checkpoint {key}: expected committing, found {held.state.lower()}; only a decided revision is restaged"
+                raise IllegalTransition(msg)
+            epoch = held.epoch + 1
+            again = [
+                Participant(name, "sink", epoch, handle=self.sinks[name].place(key, epoch, token))
+                for name in lost
+                if name not in tx.committed(key)
+            ]
+            if not again:
+                msg = f"checkpoint {key}: nothing to restage, no sink has lost its staged output; recover promotes it"
+                raise IllegalTransition(msg)
+            tx.move(key, State.COMMITTING, epoch=held.epoch, why=f"restage: {why}", bump=True, lease=self.lease)
+            for participant in again:
+                tx.put_participant(key, participant)
+            return tx.revision(key)
+
+        return self.transact(step)
+
+    # --- abort -------------------------------------------------------------------------------------------------------
+
+    def abort(self, revision: Revision, why: str, *, unleased: bool = False) -> Revision:
+        """End a revision before its commit point and discard what it staged; after the commit point change nothing."""
+        hit("abort.before")
+
+        def step(tx: Transaction) -> Revision:
+            held = tx.hold(revision.key)
+            if held.state in UNDECIDED or held.epoch != revision.epoch:
+                tx.move(
+                    revision.key,
+                    State.ABORTING,
+                    epoch=revision.epoch,
+                    why=why,
+                    unleased=unleased,
+                    error=why[:1000],
+                    lease=self.lease,
+                )
+                hit("abort.inside")
+            return tx.revision(revision.key)
+
+        current = self.transact(step)
+        hit("abort.after")
+        return self.finish_abort(current) if current.state is State.ABORTING else current
+
+    def finish_abort(self, revision: Revision) -> Revision:
+        """Discard a dead revision's staged output and mark it ABORTED; deletes only after the move to ABORTING."""
+        key = revision.key
+        for participant in self.transact(lambda tx: tx.participants(key)):
+            if participant.kind == "sink" and participant.name in self.sinks:
+                self.sinks[participant.name].discard(key, participant.handle)
+        hit("abort.discarded")
+        self.transact(lambda tx: tx.move(key, State.ABORTED, epoch=revision.epoch, why="discarded", lease=None))
+        hit("abort.end")
+        return self.transact(lambda tx: tx.revision(key))
+
+    # --- after the commit --------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Do what `after_commit` asks with the files of COMMITTED checkpoints (R18)."""
+        for name, source in self.sources.items():
+            if not source.settles:
+                continue
+            for checkpoint_id, files in self.transact(partial(_unsettled, self.pipeline, name)):
+                hit("settle.before")
+                source.settle(checkpoint_id, files)
+                self.transact(partial(_settle, self.pipeline, name, checkpoint_id))
+                hit("settle.after")
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    def transact(self, step: Callable[[Transaction], T]) -> T:
+        """Run a step in one transaction; when the store goes away, run it again: each step finds itself done."""
+        for pause in (*self.patience, None):
+            try:
+                with self.record.transaction() as tx:
+                    return step(tx)
+            except StoreUnavailable:
+                if pause is None:
+                    raise
+                threading.Event().wait(pause)
+        raise AssertionError  # the last pause is None: it returned or raised
+
+
+class _Progress:
+    """What a source may ask the record while it fixes an input."""
+
+    def __init__(self, tx: Transaction, pipeline: str, source: str) -> None:
+        self._tx, self._pipeline, self._source = tx, pipeline, source
+
+    def new_files(self, found: Sequence[InputFile]) -> list[InputFile]:
+        return self._tx.new_files(self._pipeline, self._source, found)
+
+    def position(self) -> Mapping[str, int]:
+        return self._tx.position(self._pipeline, self._source)
+
+
+def _unsettled(pipeline: str, source: str, tx: Transaction) -> list[tuple[int, list[InputFile]]]:
+    return tx.unsettled(pipeline, source)
+
+
+def _settle(pipeline: str, source: str, checkpoint_id: int, tx: Transaction) -> None:
+    tx.settle(pipeline, source, checkpoint_id)
+
+
+def _fenced(what: str, mine: Revision, found: Revision) -> str:
+    """Say why a process has to stop."""
+    return (
+        f"checkpoint {mine.key}: {what} for epoch {mine.epoch} refused, found {found.state.lower()} at epoch {found.epoch};"
+        " nothing was changed"
+    )

@@ -1,0 +1,91 @@
+"""What can go wrong, sorted by what the caller should do about it.
+
+Messages are one line, lower case: what, which, expected and found, remedy.
+"""
+
+from __future__ import annotations
+
+
+class TwophaseError(Exception):
+    """Base of every error Twophase raises on purpose."""
+
+
+# --- try again -------------------------------------------------------------------------------------------------------
+
+
+class Retryable(TwophaseError):
+    """Nothing is wrong with the work itself: the same call may succeed later."""
+
+
+class StoreUnavailable(Retryable):
+    """The committer database could not be reached, or went away before it replied.
+
+    What was asked for may or may not have happened: read it again, delete nothing.
+    """
+
+
+class Busy(Retryable):
+    """Another run is working on what this one wants; the message names it."""
+
+    def __init__(self, message: str, *, lease_left: float | None = None) -> None:
+        """Remember how long the other run's lease lasts (None: it has none and waits for its run)."""
+        super().__init__(message)
+        self.lease_left = lease_left
+
+
+class PromotionPending(Retryable):
+    """The decision stands, but a sink cannot promote yet; recovery will finish it."""
+
+
+class TooManyPending(Retryable):
+    """`max_pending` decided revisions wait for promotion; this one stays pre-committed."""
+
+
+# --- stop ------------------------------------------------------------------------------------------------------------
+
+
+class Fenced(TwophaseError):
+    """A newer attempt owns the revision: stop and touch nothing."""
+
+
+class AttemptFailed(TwophaseError):
+    """The attempt did not produce what it should: its Spark job failed or a participant voted no."""
+
+
+class SchemaChanged(AttemptFailed):
+    """The output's schema does not fit the earlier checkpoints."""
+
+
+class InputChanged(AttemptFailed):
+    """A fixed input is not what it was when the checkpoint took it."""
+
+
+class BadRecord(AttemptFailed):
+    """An input file holds something that its format cannot read."""
+
+
+class ManifestMismatch(AttemptFailed):
+    """What is on storage is not what the manifest says."""
+
+
+class NoSpace(AttemptFailed):
+    """The storage of a sink is full."""
+
+
+# --- tell a person ---------------------------------------------------------------------------------------------------
+
+
+class Parked(TwophaseError):
+    """A decided revision cannot be promoted without a person: its staged output is gone or not what was voted for."""
+
+
+class ConfigError(TwophaseError):
+    """The declaration, a setting or an argument is wrong; nothing was changed."""
+
+
+class IllegalTransition(TwophaseError):
+    """The record does not allow this move: a bug, or a hand in the record."""
+
+
+class NothingCommitted(TwophaseError):
+    """There is nothing committed to read at that time."""

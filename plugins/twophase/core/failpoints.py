@@ -1,0 +1,105 @@
+"""Places where a test may stop, kill or fail a process: `TWOPHASE_FAILPOINTS="name=kill|raise|stop[@n]"`.
+
+Each durable step has one on either side. Unset, a failpoint is one lookup in an empty dict.
+A hit says so on stderr first, so that a test can tell "survived it" from "never got there".
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from twophase.core.errors import ConfigError, TwophaseError
+
+#: Every failpoint, in the order a checkpoint meets them, and what has just happened or is about to.
+FAILPOINTS: dict[str, str] = {
+    "begin.before": "nothing recorded",
+    "begin.inside": "checkpoint and claims written, not yet committed to the database",
+    "begin.after": "input fixed, no attempt",
+    "attempt.before": "input fixed, epoch not bumped",
+    "attempt.after": "attempt open, nothing staged",
+    "submit.before": "attempt open, plan not written",
+    "submit.planned": "plan written, Spark not started",
+    "stage.before": "in Spark: nothing written",
+    "stage.written": "in Spark: data files written, not durable",
+    "stage.durable": "in Spark: files fsynced, no manifest",
+    "stage.manifest": "in Spark: manifest durable, no marker",
+    "stage.marked": "in Spark: marker in the staged folder, result not reported",
+    "stage.after": "in Spark: result reported",
+    "vote.before": "staged, not checked",
+    "vote.checked": "manifest checked against storage, vote not recorded",
+    "vote.inside": "vote written, not yet committed to the database",
+    "vote.after": "vote recorded",
+    "commit.before": "pre-committed, nothing decided",
+    "commit.inside": "decision written, not yet committed to the database",
+    "commit.after": "the commit point is passed, nothing promoted",
+    "promote.before": "decided, staged folder in its place",
+    "promote.taken": "staged folder taken, not checked",
+    "promote.checked": "taken folder checked, not visible",
+    "promote.visible": "folder visible, rename not durable",
+    "promote.durable": "folder visible and durable, not recorded",
+    "promote.inside": "row in committed written, not yet committed to the database",
+    "promote.after": "row in committed",
+    "finish.before": "every sink promoted, revision still committing",
+    "finish.inside": "COMMITTED written, not yet committed to the database",
+    "finish.after": "COMMITTED",
+    "settle.before": "committed, input files in the landing folder",
+    "settle.moved": "input files archived or deleted, names not freed",
+    "settle.after": "input settled",
+    "abort.before": "undecided",
+    "abort.inside": "ABORTING written, not yet committed to the database",
+    "abort.after": "ABORTING, staged output in place",
+    "abort.discarded": "staged output removed, still ABORTING",
+    "abort.end": "ABORTED",
+    "recover.before": "nothing looked at",
+    "sweep.before": "a dead folder found, not removed",
+    "sweep.after": "a dead folder removed",
+}
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class FailpointError(TwophaseError):
+    """A failpoint raised, as it was told to."""
+
+
+def parse(text: str) -> dict[str, tuple[str, int]]:
+    """Read `name=action[@n],…` into name → (action, n)."""
+    active = {}
+    for part in filter(None, (part.strip() for part in text.replace(";", ",").split(","))):
+        name, _, rest = part.partition("=")
+        action, _, nth = rest.partition("@")
+        if name not in FAILPOINTS:
+            msg = f"TWOPHASE_FAILPOINTS: no failpoint {name!r}; `twophase failpoints` lists them"
+            raise ConfigError(msg)
+        if action not in {"kill", "raise", "stop"} or (nth and not (nth.isdigit() and int(nth) > 0)):
+            msg = f"TWOPHASE_FAILPOINTS: {part!r}: expected name=kill|raise|stop[@n]"
+            raise ConfigError(msg)
+        active[name] = (action, int(nth or 1))
+    return active
+
+
+_active = parse(os.environ.get("TWOPHASE_FAILPOINTS", ""))
+_hits: dict[str, int] = {}
+
+
+def configure(text: str) -> None:
+    """Replace the active failpoints of this process."""
+    global _active  # noqa: PLW0603 - one process, one set of failpoints
+    _active = parse(text)
+    _hits.clear()
+
+
+def hit(name: str) -> None:
+    """Do what this failpoint was told to do; nothing at all when it was told nothing."""
+    if not _active or name not in _active:
+        return
+    action, nth = _active[name]
+    _hits[name] = _hits.get(name, 0) + 1
+    if _hits[name] != nth:
+        return
+    os.write(2, f"failpoint {name}: {action}\n".encode())
+    if action == "raise":
+        msg = f"failpoint {name} ({FAILPOINTS[name]})"
+        raise FailpointError(msg)
+    os.kill(os.getpid(), _SIGNALS[action])

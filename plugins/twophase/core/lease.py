@@ -1,0 +1,66 @@
+"""Liveness: while a process works on a revision it renews a lease on the record's clock.
+
+Safety never rests on it. A process that loses its lease is not stopped by that, but by its epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Self
+
+from twophase.core.errors import Fenced, StoreUnavailable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from twophase.core.checkpoint import Revision
+    from twophase.core.coordinator import Coordinator
+
+#: Renewals per lease: two may fail before it runs out.
+BEATS = 3
+
+
+class Lease:
+    """Renews a revision's lease in the background, and says when a newer attempt has taken over."""
+
+    def __init__(self, coordinator: Coordinator, revision: Revision) -> None:
+        """Start renewing when entered."""
+        self._coordinator = coordinator
+        self._revision = revision
+        self._stop = threading.Event()
+        self._fenced: Fenced | None = None
+        self._thread = threading.Thread(target=self._beat, name=f"lease {revision.key}", daemon=True)
+
+    @property
+    def lost(self) -> bool:
+        """Say whether a newer attempt owns the revision."""
+        return self._fenced is not None
+
+    def check(self) -> None:
+        """Raise Fenced if a newer attempt owns the revision."""
+        if self._fenced is not None:
+            raise self._fenced
+
+    def _beat(self) -> None:
+        seconds = self._coordinator.lease
+        while not self._stop.wait(seconds / BEATS):
+            try:
+                with self._coordinator.record.transaction() as tx:
+                    tx.renew(self._revision.key, epoch=self._revision.epoch, lease=seconds)
+            except StoreUnavailable:
+                continue  # the next beat tries again; if none gets through, another process may take over
+            except Fenced as error:
+                self._fenced = error
+                return
+
+    def __enter__(self) -> Self:
+        """Begin to renew."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop renewing; the lease itself runs out or is given up by the next transition."""
+        self._stop.set()
+        self._thread.join()

@@ -1,0 +1,99 @@
+"""What an attempt staged: every file, what is in it, and the schema of the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from twophase.core.checkpoint import Key
+
+
+class StagedFile(NamedTuple):
+    """One staged file: its path below the staged folder, and how to recognise it."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    rows: int
+    xxh3: str
+
+
+class Column(NamedTuple):
+    """One column of an output; the type is Spark's name for it, without nullability."""
+
+    name: str
+    type: str
+
+
+Schema = tuple[Column, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of an attempt's output in one sink."""
+
+    key: Key
+    sink: str
+    attempt: int
+    schema: Schema
+    files: tuple[StagedFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows were staged."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes were staged."""
+        return sum(file.size for file in self.files)
+
+    def dumps(self) -> bytes:
+        """Write it as JSON, always the same for the same content."""
+        head = {
+            "pipeline": self.key.pipeline,
+            "checkpoint_id": self.key.checkpoint_id,
+            "revision": self.key.revision,
+            "sink": self.sink,
+            "attempt": self.attempt,
+            "schema": [list(column) for column in self.schema],
+        }
+        lines = ",\n".join(json.dumps(file) for file in self.files)
+        return (json.dumps(head)[:-1] + ', "files": [\n' + lines + "\n]}\n").encode()
+
+    @classmethod
+    def loads(cls, content: bytes) -> Manifest:
+        """Read what `dumps` wrote."""
+        found = json.loads(content)
+        return cls(
+            key=Key(found["pipeline"], found["checkpoint_id"], found["revision"]),
+            sink=found["sink"],
+            attempt=found["attempt"],
+            schema=tuple(Column(*column) for column in found["schema"]),
+            files=tuple(StagedFile(*file) for file in found["files"]),
+        )
+
+    def summary(self, digest: str) -> dict[str, Any]:
+        """Return what the record keeps: everything but the list of files, which the digest stands for."""
+        return {
+            "digest": digest,
+            "files": len(self.files),
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "schema": [list(column) for column in self.schema],
+        }
+
+
+def schema_changes(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]], *, by_position: bool) -> list[str]:
+    """Say in words what stops `after` from following `before`: only new columns are fine (at the end, if by position)."""
+    found = {name: kind for name, kind in after}
+    problems = [
+        f"column {name!r} is missing" if name not in found else f"column {name!r} was {kind} and is now {found[name]}"
+        for name, kind in before
+        if found.get(name) != kind
+    ]
+    if by_position and not problems and [name for name, _ in after][: len(before)] != [name for name, _ in before]:
+        problems.append("the order of columns changed, and this format knows columns by position")
+    return problems

@@ -1,0 +1,231 @@
+"""What the coordinator needs from the outside: a record, sinks, sources.
+
+The coordinator holds the rules; a record only keeps rows and moves them conditionally, all or nothing per transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision, Run
+from twophase.core.states import State
+
+
+class Outcome(StrEnum):
+    """How an attempt to promote ended."""
+
+    #: This call made the staged output visible, and read its marker back.
+    PROMOTED = "promoted"
+    #: The marker of this revision was there already: a repeated or a late call.
+    ALREADY_PROMOTED = "already promoted"
+    #: The sink cannot do it now (down, locked): nothing changed, ask again.
+    RETRY_LATER = "retry later"
+    #: It cannot be done without a person, for the reason given; the marker was read again before saying so.
+    FAILED = "failed"
+    #: The reply was lost: only the marker can tell.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What a sink says after `promote` or `find`."""
+
+    outcome: Outcome
+    reason: str | None = None
+    #: The attempt that the marker in the sink names, and its manifest's summary (R10).
+    attempt: int | None = None
+    manifest: Json | None = None
+
+
+class Sink(Protocol):
+    """What the coordinator asks of a sink. Every call may come twice, late, or after a crash in the middle of itself.
+
+    `handle` comes from `place` and is in the record before anything is written under it, so any process can go on.
+    """
+
+    def place(self, key: Key, attempt: int, token: str) -> Json:
+        """Name a staging place private to this attempt; touches nothing."""
+        ...
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it: ALREADY_PROMOTED, RETRY_LATER (staged) or FAILED (lost)."""
+        ...
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Make the staged output visible in one atomic step that carries its marker; harmless when repeated or late."""
+        ...
+
+    def discard(self, key: Key, handle: Json) -> None:
+        """Remove what the attempts of a dead revision staged; called only after the move to ABORTING."""
+        ...
+
+
+class Progress(Protocol):
+    """What a source may ask the record while it fixes an input, inside begin's transaction."""
+
+    def new_files(self, found: Sequence[InputFile]) -> list[InputFile]:
+        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged."""
+        ...
+
+    def position(self) -> Mapping[str, int]:
+        """Return the decided offset per partition."""
+        ...
+
+
+class Source(Protocol):
+    """What a checkpoint reads. `discover` looks outside, `fix` chooses under the pipeline's lock."""
+
+    @property
+    def settles(self) -> bool:
+        """Say whether there is anything to do with input files after COMMITTED."""
+        ...
+
+    def discover(self) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+        """Look for input; may be slow, holds no lock."""
+        ...
+
+    def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover
+        """Choose what this checkpoint reads out of what was found; fast, no outside calls."""
+        ...
+
+    def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
+        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. After it their names are free."""
+        ...
+
+
+class Transaction(Protocol):
+    """Rows of the record within one transaction: all of it happens, or none.
+
+    A method that names an epoch acts only while the revision is at that epoch and raises Fenced otherwise.
+    """
+
+    def lock(self, pipeline: str) -> None:
+        """Hold the pipeline's row until the end: one begin or commit point at a time."""
+        ...
+
+    def newest(self, pipeline: str, slot: str | None) -> Revision | None:
+        """Return the newest revision of the slot's checkpoint, or of the last one; None: there is none to go on with."""
+        ...
+
+    def revision(self, key: Key) -> Revision:
+        """Return one revision."""
+        ...
+
+    def hold(self, key: Key) -> Revision:
+        """Return one revision and hold its row until the end."""
+        ...
+
+    def unfinished(self, pipeline: str) -> list[Revision]:
+        """Return the revisions that still have to go somewhere (live or ABORTING), decided ones first, by commit_seq."""
+        ...
+
+    def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
+        """Return the COMMITTED revision of a checkpoint."""
+        ...
+
+    def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
+        """Add the next checkpoint, its fixed input and its claims; return its number."""
+        ...
+
+    def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
+        """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
+        ...
+
+    def move(  # noqa: PLR0913 - the columns of a transition, by name
+        self,
+        key: Key,
+        to: State,
+        *,
+        epoch: int,
+        why: str = "",
+        bump: bool = False,
+        unleased: bool = False,
+        **changes: Any,  # noqa: ANN401 - columns of the revision
+    ) -> bool:
+        """Move a revision by compare-and-set on state and epoch, with its event.
+
+        True: moved now. False: it was there already, at this epoch (a repeated call). Otherwise Fenced.
+        With `bump` the epoch goes up by one; only then may a state follow itself.
+        With `unleased` somebody's lease also stands in the way.
+        """
+        ...
+
+    def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
+        """Make an undecided revision this run's, if nobody else holds a lease on it."""
+        ...
+
+    def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
+        """Extend the lease on the record's clock (None: give it up)."""
+        ...
+
+    def park(self, key: Key, reason: str) -> None:
+        """Flag a COMMITTING revision as one that needs a person."""
+        ...
+
+    def note(self, key: Key, action: str, why: str = "") -> None:
+        """Add an event that is not a transition."""
+        ...
+
+    def participants(self, key: Key) -> list[Participant]:
+        """Return the participants of a revision."""
+        ...
+
+    def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
+        """Put these in the place of all participants that were there."""
+        ...
+
+    def put_participant(self, key: Key, participant: Participant) -> None:
+        """Put this one in the place of the one with its name."""
+        ...
+
+    def committed(self, key: Key) -> set[str]:
+        """Return the names of the sinks whose rows are in `committed`."""
+        ...
+
+    def mark_committed(self, key: Key, sink: str) -> None:
+        """Add a sink's row to `committed`; a second time changes nothing."""
+        ...
+
+    def take_commit_seq(self, pipeline: str) -> int:
+        """Take the next commit_seq from the locked pipeline row (R12)."""
+        ...
+
+    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+        """Return the fixed offset ranges of a checkpoint: source → partition → [start, end)."""
+        ...
+
+    def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
+        """Count the input files of a checkpoint, per source: how many were fixed at begin, how many are its own now."""
+        ...
+
+    def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
+        """Return files of COMMITTED checkpoints whose names are still taken, per checkpoint."""
+        ...
+
+    def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
+        """Free the names of a committed checkpoint's files."""
+        ...
+
+    def position(self, pipeline: str, source: str) -> Mapping[str, int]:
+        """Return the decided offset per partition."""
+        ...
+
+    def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
+        """Move a position from start to end, if it is at start (R4)."""
+        ...
+
+    def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
+        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged."""
+        ...
+
+
+class Record(Protocol):
+    """Where all of this is kept."""
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Open one transaction; StoreUnavailable when the store went away, also when only its reply was lost."""
+        ...

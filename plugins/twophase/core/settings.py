@@ -1,0 +1,36 @@
+"""Settings, all by environment: where things are, and how long a lease lasts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twophase.core.errors import ConfigError
+
+
+def home() -> Path:
+    """Return the run folder: `TWOPHASE_HOME`, default `.twophase` below the current folder."""
+    return Path(os.environ.get("TWOPHASE_HOME") or ".twophase").absolute()
+
+
+def data_path(path: str | Path) -> Path:
+    """Resolve a path of a declaration: relative ones are below the data folder of `TWOPHASE_HOME`."""
+    return Path(os.path.normpath(home() / "data" / path))
+
+
+def spark_jobs() -> Path:
+    """Return the folder of users' transforms: `TWOPHASE_SPARK_JOBS`, default `spark_jobs` below the current folder."""
+    return Path(os.environ.get("TWOPHASE_SPARK_JOBS") or "spark_jobs").absolute()
+
+
+def lease_seconds() -> float:
+    """Return how long a process may be silent before another takes over: `TWOPHASE_LEASE`, default 30 s."""
+    text = os.environ.get("TWOPHASE_LEASE") or "30"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        msg = f"TWOPHASE_LEASE: expected a number of seconds above 0, found {text!r}"
+        raise ConfigError(msg)
+    return seconds

@@ -1,0 +1,27 @@
+"""What is dead, by the record alone: never by the age of a file (R10, R11)."""
+
+from __future__ import annotations
+
+from twophase.core.checkpoint import Revision
+from twophase.core.states import State
+
+
+def why_dead(attempt: int, revision: Revision, voted: int | None, *, manifest: bool, copies: bool) -> str | None:
+    """Say why what an attempt left on storage is dead; None: it may still be needed.
+
+    `voted` is the attempt that the record names for this sink, `manifest` whether the leftover is a manifest, and
+    `copies` whether the sink's promotion leaves nothing of use in staging. Each answer stays true for ever.
+    """
+    match revision.state:
+        case State.ABORTING | State.ABORTED:
+            return "its revision was aborted"
+        case State.OPEN | State.PRECOMMITTED if attempt < revision.epoch:
+            return f"attempt {revision.epoch} took its place"
+        case State.COMMITTING if attempt < revision.epoch and attempt != voted and not manifest:
+            return f"attempt {voted} was voted for"
+        case State.COMMITTED | State.SUPERSEDED if manifest and attempt != voted and attempt <= revision.epoch:
+            return f"attempt {voted} was committed"
+        case State.COMMITTED | State.SUPERSEDED if not manifest and copies:
+            return f"attempt {voted} was committed"
+        case _:
+            return None

@@ -1,0 +1,1 @@
+"""What runs on one machine: the embedded PostgreSQL, and which committer database is used."""

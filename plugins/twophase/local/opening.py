@@ -1,0 +1,25 @@
+"""Open the record: resolve the committer database, connect, and see that the record in it fits this code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twophase.local import postgres
+from twophase.local.resolver import resolve
+
+if TYPE_CHECKING:
+    from twophase.committer.record import PostgresRecord
+
+
+def open_record(dsn: str | None = None, *, may_start: bool = False, who: str | None = None) -> PostgresRecord:
+    """Return the record.
+
+    Who may start the embedded server may also create a record where there is none, and brings it back if it dies.
+    An older record in somebody's own database is only upgraded by `twophase db upgrade`.
+    """
+    from twophase.committer.record import PostgresRecord
+
+    committer = resolve(dsn, may_start=may_start)
+    restart = postgres.ensure if committer.embedded and may_start else None
+    return PostgresRecord.open(committer.dsn, who=who, restart=restart, create=may_start, upgrade=committer.embedded)
+

@@ -1,0 +1,140 @@
+"""Which committer database is used: the one place that decides it.
+
+The first of these that is given:
+
+1. the argument `dsn`;
+2. `TWOPHASE_DSN`;
+3. the Airflow connection `twophase_committer`: inside Airflow as Airflow finds it (secrets backend, environment, its
+   own database), elsewhere from `AIRFLOW_CONN_TWOPHASE_COMMITTER`, which needs no Airflow;
+4. the embedded PostgreSQL: started only if the caller may start it, otherwise used if it is running.
+
+Inside Airflow the embedded one is neither started nor used: which database holds the record must not depend on the
+machine that a task happens to run on, nor differ between the tasks and the pages that show their commits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from twophase.core import connections
+from twophase.core.errors import ConfigError
+from twophase.local import postgres
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+CONNECTION = "twophase_committer"
+VARIABLE = "TWOPHASE_DSN"
+DRIVER = "postgresql+psycopg2"
+
+_SCHEMES = ("postgres", "postgresql", DRIVER)
+_EXPECTED = "expected postgresql://user:password@host:port/database"
+_TASK_RUNNER = "airflow.sdk.execution_time.task_runner"
+
+
+@dataclass(frozen=True)
+class Committer:
+    """The committer database: where it is, and who said so. Its text shows no password."""
+
+    dsn: str = field(repr=False)
+    origin: str
+    embedded: bool = False
+
+    def __repr__(self) -> str:
+        """Show the place without the password, and without the options, where one could be too."""
+        from sqlalchemy.engine import make_url
+
+        place = make_url(self.dsn).set(query={}).render_as_string(hide_password=True)
+        return f"Committer({place!r}, origin={self.origin!r}, embedded={self.embedded})"
+
+
+def resolve(dsn: str | None = None, *, may_start: bool = False) -> Committer:
+    """Return the committer database by the precedence above; a missing or unreadable one is a ConfigError."""
+    if dsn is not None:
+        return Committer(_normal(dsn, "argument dsn"), "argument")
+    if declared := os.environ.get(VARIABLE, "").strip():
+        return Committer(_normal(declared, VARIABLE), VARIABLE)
+    airflow = inside_airflow()
+    found = _from_airflow() if airflow else connections.connection(CONNECTION)
+    if found is not None:
+        return Committer(_of_connection(found), f"connection {CONNECTION}")
+    if airflow:
+        msg = (
+            f"committer database: expected the Airflow connection {CONNECTION} or {VARIABLE}, found neither; "
+            "define one of them (the embedded postgres is not used inside Airflow)"
+        )
+        raise ConfigError(msg)
+    embedded = postgres.ensure() if may_start else postgres.running()
+    if embedded is None:
+        msg = f"committer database: none given, and the embedded one is not running; run twophase up, or set {VARIABLE}"
+        raise ConfigError(msg)
+    return Committer(embedded, "embedded", embedded=True)
+
+
+def inside_airflow() -> bool:
+    """Tell whether this process belongs to Airflow, or was started by a task.
+
+    A task has its supervisor from its first moment on, and exports its context before it executes, which its children
+    inherit; the servers (api-server, scheduler, dag-processor, triggerer) mark themselves.
+    """
+    if "AIRFLOW_CTX_DAG_ID" in os.environ or "_AIRFLOW_PROCESS_CONTEXT" in os.environ:
+        return True
+    return getattr(sys.modules.get(_TASK_RUNNER), "SUPERVISOR_COMMS", None) is not None
+
+
+def _from_airflow() -> connections.Connection | None:
+    """Return the connection as Airflow finds it; where a task's child has no Airflow, as the environment has it."""
+    try:
+        from airflow.sdk import BaseHook
+        from airflow.sdk.exceptions import AirflowNotFoundException
+    except ImportError:
+        return connections.connection(CONNECTION)
+    try:
+        found = BaseHook.get_connection(CONNECTION)
+    except AirflowNotFoundException:
+        return None
+    return connections.Connection(
+        conn_id=CONNECTION,
+        conn_type=found.conn_type or "",
+        host=found.host,
+        port=found.port,
+        login=found.login,
+        password=found.password,
+        schema=found.schema,
+        extra=found.extra_dejson,
+    )
+
+
+def _of_connection(found: connections.Connection) -> str:
+    """Return the DSN of a connection, which has to be one to Postgres."""
+    if found.conn_type not in {"postgres", DRIVER}:
+        msg = f"connection {CONNECTION}: expected type postgres, found {found.conn_type or 'none'!r}"
+        raise ConfigError(msg)
+    return _normal(found.url(DRIVER), f"connection {CONNECTION}")
+
+
+def _normal(dsn: str, origin: str) -> str:
+    """Return the DSN with the one driver that is used; no error shows any part of it that could be a password."""
+    url = _parsed(dsn, origin)
+    if url.drivername not in _SCHEMES:
+        msg = f"{origin}: {_EXPECTED}, found the scheme {url.drivername!r}"
+        raise ConfigError(msg)
+    if "@" in (url.host or ""):
+        msg = f"{origin}: {_EXPECTED}, found more than one @; write the one in the password as %40"
+        raise ConfigError(msg)
+    return url.set(drivername=DRIVER).render_as_string(hide_password=False)
+
+
+def _parsed(dsn: str, origin: str) -> URL:
+    """Parse a DSN without letting the parser's own error, which may quote it, get out."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(dsn)
+    except (ArgumentError, ValueError):
+        msg = f"{origin}: {_EXPECTED}, found a text that cannot be read as one"
+        raise ConfigError(msg) from None

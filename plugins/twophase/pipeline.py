@@ -1,0 +1,149 @@
+"""What a user declares: a pipeline reads, transforms and writes, one checkpoint at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from twophase.core.declared import Declared
+from twophase.core.errors import ConfigError
+from twophase.sinks.base import Sink
+from twophase.sources.base import Source
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: Parameters of a transform that are not reads.
+RESERVED = ("spark", "state", "context")
+
+Transform = str | Callable[..., Any]
+
+
+class Pipeline:
+    """One pipeline. Its name and the names of its reads and writes are its identity: a moved path does not change it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reads: Mapping[str, Source],
+        transform: Transform,
+        writes: Mapping[str, Sink],
+        max_pending: int = 1,
+    ) -> None:
+        """Declare a pipeline; a mistake in it is an error here, before anything is touched."""
+        self.name = name
+        self.reads = dict(reads)
+        self.transform = transform
+        self.writes = dict(writes)
+        self.max_pending = max_pending
+        self._check()
+
+    def _check(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            msg = f"pipeline name {self.name!r}: expected lower-case letters, digits and _, a letter first"
+            raise ConfigError(msg)
+        self._check_parts("read", self.reads, Source)
+        self._check_parts("write", self.writes, Sink)
+        for reserved in RESERVED:
+            if reserved in self.reads:
+                msg = f"pipeline {self.name!r}: a read cannot be named {reserved!r}, transforms get something else by it"
+                raise ConfigError(msg)
+        if isinstance(self.transform, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.transform):
+            msg = f"pipeline {self.name!r}: transform {self.transform!r}: expected `module:function`"
+            raise ConfigError(msg)
+        if not isinstance(self.transform, str) and not callable(self.transform):
+            msg = f"pipeline {self.name!r}: transform: expected `module:function` or a function, found {self.transform!r}"
+            raise ConfigError(msg)
+        if not isinstance(self.max_pending, int) or self.max_pending < 1:
+            msg = f"pipeline {self.name!r}: max_pending: expected a number above 0, found {self.max_pending!r}"
+            raise ConfigError(msg)
+        self._check_locations()
+
+    def _check_parts(self, what: str, parts: Mapping[str, Any], kind: type[Declared]) -> None:
+        if not parts:
+            msg = f"pipeline {self.name!r}: expected at least one {what}, found none"
+            raise ConfigError(msg)
+        for name, part in parts.items():
+            if not _NAME.fullmatch(name):
+                msg = f"pipeline {self.name!r}: {what} name {name!r}: expected lower-case letters, digits and _"
+                raise ConfigError(msg)
+            if not isinstance(part, kind):
+                msg = f"pipeline {self.name!r}: {what} {name!r}: expected one of twophase.{what}s, found {part!r}"
+                raise ConfigError(msg)
+
+    def _check_locations(self) -> None:
+        """Refuse overlapping folders: one output inside another, or inside an input, would be read as part of it."""
+        places = [(f"write {name!r}", sink.location()) for name, sink in self.writes.items()]
+        places += [(f"read {name!r}", where) for name, source in self.reads.items() if (where := source.location())]
+        for number, (one, here) in enumerate(places):
+            for other, there in places[number + 1 :]:
+                if one.startswith("read") and other.startswith("read"):
+                    continue
+                if PurePath(here).is_relative_to(there) or PurePath(there).is_relative_to(here):
+                    where = here if here == there else f"{here} and {there}"
+                    msg = f"pipeline {self.name!r}: {one} and {other} overlap at {where}; give each a folder of its own"
+                    raise ConfigError(msg)
+
+    # --- the record --------------------------------------------------------------------------------------------------
+
+    def declaration(self) -> dict[str, Any]:
+        """Return what the record keeps: enough to recover without the file that declared it."""
+        transform = self.transform
+        if not isinstance(transform, str):
+            transform = f"{transform.__module__}:{transform.__qualname__}"
+        return {
+            "reads": {name: source.declaration() for name, source in self.reads.items()},
+            "transform": transform,
+            "writes": {name: sink.declaration() for name, sink in self.writes.items()},
+            "max_pending": self.max_pending,
+        }
+
+    @classmethod
+    def from_declaration(cls, name: str, declaration: Mapping[str, Any]) -> Pipeline:
+        """Build the pipeline that a record describes."""
+        return cls(
+            name,
+            reads={read: Source.load(source) for read, source in declaration["reads"].items()},
+            transform=_loaded_transform(declaration["transform"]),
+            writes={write: Sink.load(sink) for write, sink in declaration["writes"].items()},
+            max_pending=declaration["max_pending"],
+        )
+
+    def changes(self, old: Mapping[str, Any], pending: bool) -> list[str]:  # noqa: FBT001 - asked by the registry
+        """Say in words what of this declaration cannot follow an older one, once there are checkpoints."""
+        new = self.declaration()
+        problems = []
+        for what, fixed in (("reads", ("class", "format")), ("writes", ("class", "format", "partition_by"))):
+            one = what[:-1]
+            for name, before in old[what].items():
+                after = new[what].get(name)
+                if after is None and (what == "reads" or pending):
+                    why = "its input would be read again" if what == "reads" else "a checkpoint is pending in it"
+                    problems.append(f"{one} {name!r} is gone ({why})")
+                elif after is not None:
+                    moved = ("path",) if pending else ()
+                    problems += [
+                        f"{one} {name!r}: {part} was {before.get(part)!r} and is now {after.get(part)!r}"
+                        + (" while a checkpoint is pending" if part in moved else "")
+                        for part in (*fixed, *moved)
+                        if before.get(part) != after.get(part)
+                    ]
+        return problems
+
+    def prepare(self) -> None:
+        """Look, before anything is recorded, whether every read can be read and every write written."""
+        for source in self.reads.values():
+            source.prepare()
+        for sink in self.writes.values():
+            sink.prepare()
+
+
+def _loaded_transform(path: str) -> Transform:
+    """Keep a transform by its import path; recovery never calls it."""
+    return path if re.fullmatch(r"[\w.]+:[\w.]+", path) else _not_importable
+
+
+def _not_importable(*_: object) -> None:
+    msg = "this transform was a function inside another; only the process that declared it can run it"
+    raise ConfigError(msg)

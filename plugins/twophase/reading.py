@@ -1,0 +1,109 @@
+"""Read what is committed: a snapshot from the record, now or as of a time or a commit_seq."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.errors import ConfigError, NothingCommitted
+from twophase.local.opening import open_record
+from twophase.maintenance import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from twophase.committer.queries import Promoted
+    from twophase.committer.record import PostgresRecord
+    from twophase.sinks.files import Files
+
+AsOf = datetime | int | str | None
+
+
+def committed_files(pipeline: str, sink: str, as_of: AsOf = None, *, dsn: str | None = None) -> list[str]:
+    """List the files of every committed checkpoint, for pandas, DuckDB, polars or whatever reads files.
+
+    `as_of` is a commit_seq, or a time (a datetime, or ISO 8601 text; without a zone it is UTC).
+    """
+    with _opened(dsn) as record:
+        files = _files_sink(record, pipeline, sink)
+        return [
+            path
+            for promoted in _promoted(record, pipeline, sink, as_of)
+            for path in files.files(promoted.key, promoted.attempt, promoted.manifest)
+        ]
+
+
+def read_committed(
+    spark: SparkSession, pipeline: str, sink: str, as_of: AsOf = None, *, dsn: str | None = None
+) -> DataFrame:
+    """Return a DataFrame over every committed checkpoint, with its number in the column `checkpoint`.
+
+    What is committed later, even while the DataFrame is being read, is not in it. See `committed_files` for `as_of`.
+    """
+    with _opened(dsn) as record:
+        files = _files_sink(record, pipeline, sink)
+        found = list(_promoted(record, pipeline, sink, as_of))
+    if not found:
+        when = "yet" if as_of is None else f"as of {as_of}"
+        msg = f"pipeline {pipeline!r}: nothing is committed to {sink!r} {when}"
+        raise NothingCommitted(msg)
+    schema = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in found[-1].manifest["schema"])
+    reader = spark.read.format(files.format).option("basePath", files.location())
+    if files.format == "csv":
+        reader = reader.option("header", "true").options(**files.options)
+    # Only new columns may be added, so the newest schema fits every checkpoint.
+    return reader.schema(f"{schema}, checkpoint bigint").load([files.folder(promoted.key) for promoted in found])
+
+
+def _opened(dsn: str | None) -> Any:  # noqa: ANN401 - a context manager around the record
+    from contextlib import contextmanager
+
+    @contextmanager
+    def opened() -> Iterator[PostgresRecord]:
+        record = open_record(dsn)
+        try:
+            yield record
+        finally:
+            record.engine.dispose()
+
+    return opened()
+
+
+def _files_sink(record: PostgresRecord, pipeline: str, sink: str) -> Files:
+    from twophase.sinks.files import Files
+
+    writes = load(record, pipeline).writes
+    if sink not in writes:
+        msg = f"pipeline {pipeline!r}: no write {sink!r}, expected {', '.join(writes)}"
+        raise ConfigError(msg)
+    found = writes[sink]
+    if not isinstance(found, Files):
+        msg = f"pipeline {pipeline!r}: write {sink!r} is not a table of files; read it with its own tools"
+        raise ConfigError(msg)
+    return found
+
+
+def _promoted(record: PostgresRecord, pipeline: str, sink: str, as_of: AsOf) -> Iterator[Promoted]:
+    from twophase.committer import queries
+
+    with record.engine.connect() as connection:
+        yield from queries.promoted(connection, pipeline, sink, _moment(as_of))
+
+
+def _moment(as_of: AsOf) -> datetime | int | None:
+    if isinstance(as_of, bool):
+        msg = f"as_of: expected a commit_seq or a time, found {as_of!r}"
+        raise ConfigError(msg)
+    if isinstance(as_of, str):
+        if as_of.isdigit():
+            return int(as_of)
+        try:
+            as_of = datetime.fromisoformat(as_of)
+        except ValueError:
+            msg = f"as_of: expected a commit_seq or a time in ISO 8601, found {as_of!r}"
+            raise ConfigError(msg) from None
+    if isinstance(as_of, datetime) and as_of.tzinfo is None:
+        return as_of.replace(tzinfo=UTC)
+    return as_of

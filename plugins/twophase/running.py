@@ -1,0 +1,301 @@
+"""Run checkpoints without Airflow: from a script, a notebook, a test, or `twophase run`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twophase.core import errors
+from twophase.core.checkpoint import Json, Participant, Revision, Run
+from twophase.core.coordinator import Coordinator
+from twophase.core.errors import AttemptFailed, Busy, ConfigError, Fenced, ManifestMismatch, NoSpace, SchemaChanged
+from twophase.core.failpoints import hit
+from twophase.core.lease import Lease
+from twophase.core.manifest import schema_changes
+from twophase.core.settings import lease_seconds
+from twophase.core.states import State
+from twophase.local.opening import open_record
+from twophase.maintenance import run_folder
+from twophase.spark.plan import Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twophase.committer.record import PostgresRecord
+    from twophase.pipeline import Pipeline, Transform
+
+log = logging.getLogger("twophase")
+
+#: A moment beyond another's lease: its last renewal may be under way.
+GRACE = 0.1
+
+
+class Stager(Protocol):
+    """How an attempt's Spark work is done: in this process, or by a submission."""
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        """Stage every write of a plan; return each manifest's summary. Stop when `lost` says that another took over."""
+        ...
+
+
+def run(
+    pipeline: Pipeline, spark: SparkSession | None = None, slot: str | None = None, *, dsn: str | None = None
+) -> Revision | None:
+    """Take one checkpoint through, exactly once; None when there is no new input.
+
+    With `spark` the work is done in this process and the transform may be any function; without, by a spark-submit of
+    its own. What an earlier crash left is finished first; a run that was killed is taken over once its lease is out.
+    """
+    with Runner(pipeline, stager_for(pipeline, spark), dsn=dsn) as runner:
+        return runner.run(slot)
+
+
+def stager_for(
+    pipeline: Pipeline,
+    spark: SparkSession | None = None,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Stager:
+    """Choose how the Spark work is done."""
+    if spark is not None:
+        return InProcess(spark, pipeline.transform)
+    if not isinstance(pipeline.transform, str):
+        msg = f"pipeline {pipeline.name!r}: a function as transform runs only in this process: give `spark=`, or `module:function`"
+        raise ConfigError(msg)
+    return Submitted(master, conf or {})
+
+
+class Runner:
+    """Runs checkpoints of one pipeline, one after the other, over one connection to the record."""
+
+    def __init__(self, pipeline: Pipeline, stager: Stager, *, dsn: str | None = None) -> None:
+        """Check the declaration, open the record, and put the pipeline in it."""
+        self.pipeline = pipeline
+        self.stager = stager
+        pipeline.prepare()
+        self.record = open_record(dsn, may_start=True)
+        enter(self.record, pipeline)
+        self.coordinator = coordinator(self.record, pipeline)
+
+    def __enter__(self) -> Runner:
+        """Hold the connection."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the connection back."""
+        self.record.engine.dispose()
+
+    def run(self, slot: str | None = None) -> Revision | None:
+        """Take one checkpoint through; None when there is no new input."""
+        if slot is not None:
+            msg = f"pipeline {self.pipeline.name!r}: slot {slot!r}: none of its reads goes by intervals"
+            raise ConfigError(msg)
+        me = Run(None, f"script-{secrets.token_hex(6)}")
+        revision = self._begin(me, slot)
+        if revision is None:
+            return None
+        if revision.state is State.PRECOMMITTED and self._still_staged(revision):
+            log.info("%s: every participant had voted yes, going on to commit", revision.key)
+        else:
+            revision = self.coordinator.attempt(revision)
+            self._stage_and_vote(revision)
+        with Lease(self.coordinator, revision):
+            done = self.coordinator.commit(revision)
+        log.info("%s: %s, %s rows, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
+        return done
+
+    def _begin(self, me: Run, slot: str | None) -> Revision | None:
+        """Take a checkpoint; wait out the lease of a run that may be dead, and say so."""
+        while True:
+            try:
+                revision = self.coordinator.begin(me, slot=slot)
+            except Busy as busy:
+                if busy.lease_left is None:
+                    raise
+                log.info("%s; waiting for it to end or to run out", busy)
+                threading.Event().wait(max(busy.lease_left, 0) + GRACE)
+            except Fenced as fenced:
+                log.info("%s", fenced)
+            else:
+                if revision is not None:
+                    log.info("%s: begun, epoch %s", revision.key, revision.epoch)
+                return revision
+
+    def _still_staged(self, revision: Revision) -> bool:
+        """Look whether what was voted for is still there before it is decided upon."""
+        try:
+            for participant in self._sinks(revision):
+                self.pipeline.writes[participant.name].check(revision.key, participant.handle, participant.manifest)
+        except ManifestMismatch as mismatch:
+            log.warning("%s; staging again", mismatch)
+            return False
+        return True
+
+    def _sinks(self, revision: Revision) -> list[Participant]:
+        participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
+        return [participant for participant in participants if participant.kind == "sink"]
+
+    def _stage_and_vote(self, attempt: Revision) -> None:
+        """Stage every write and vote for it; any failure aborts the revision, the input stays its checkpoint's."""
+        try:
+            with Lease(self.coordinator, attempt) as lease:
+                self._stage(attempt, lease)
+                lease.check()
+        except Fenced:
+            raise  # a newer attempt owns it: touch nothing
+        except BaseException as error:
+            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+            log.info("%s: attempt %s failed, aborting", attempt.key, attempt.epoch)
+            self.coordinator.abort(attempt, why)
+            raise
+
+    def _stage(self, attempt: Revision, lease: Lease) -> None:
+        participants = self._sinks(attempt)
+        plan = self._plan(attempt, participants)
+        folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
+        self._check_input(plan)
+        log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
+        staged = self.stager(plan, folder, lambda: lease.lost)
+        for participant in participants:
+            lease.check()
+            self._vote(attempt, plan, participant, staged[participant.name])
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _plan(self, attempt: Revision, participants: list[Participant]) -> Plan:
+        from twophase.committer import queries
+
+        with self.record.transaction() as tx:
+            inputs = tx.inputs(self.pipeline.name, attempt.checkpoint_id)
+            schemas = {p.name: queries.last_schema(tx.connection, self.pipeline.name, p.name) for p in participants}
+        declared = self.pipeline.declaration()
+        return Plan(
+            pipeline=self.pipeline.name,
+            checkpoint_id=attempt.checkpoint_id,
+            revision=attempt.revision,
+            attempt=attempt.epoch,
+            slot=attempt.slot,
+            transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
+            reads={
+                name: {"source": declared["reads"][name], "files": fixed.files, "ranges": fixed.ranges}
+                for name, fixed in inputs.items()
+            },
+            writes={
+                p.name: {"sink": declared["writes"][p.name], "handle": p.handle, "schema": schemas[p.name]}
+                for p in participants
+            },
+        )
+
+    def _check_input(self, plan: Plan) -> None:
+        for name in plan.reads:
+            self.pipeline.reads[name].check(plan.fixed(name))
+
+    def _vote(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
+        """Check what was staged against storage, and the input against what it was; then record the vote."""
+        hit("vote.before")
+        sink = self.pipeline.writes[participant.name]
+        try:
+            self._check_input(plan)
+            check_schema(attempt, participant.name, sink.by_position(), plan, manifest["schema"])
+            sink.check(attempt.key, participant.handle, manifest)
+        except AttemptFailed as error:
+            self.coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
+            raise
+        hit("vote.checked")
+        self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
+        log.info("%s: %s pre-committed, %s rows", attempt.key, participant.name, manifest["rows"])
+
+
+def check_schema(attempt: Revision, name: str, by_position: bool, plan: Plan, schema: Any) -> None:  # noqa: ANN401, FBT001 - JSON
+    """Raise SchemaChanged unless a schema may follow the one of the checkpoint before."""
+    before = plan.writes[name]["schema"]
+    problems = schema_changes(before, schema, by_position=by_position) if before else []
+    if problems:
+        msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may follow earlier checkpoints"
+        raise SchemaChanged(msg)
+
+
+def enter(record: PostgresRecord, pipeline: Pipeline) -> None:
+    """Put a pipeline's declaration in the record, unless it cannot follow what is there."""
+    from twophase.committer.registry import register
+
+    outputs = {name: sink.location() for name, sink in pipeline.writes.items()}
+    with record.transaction() as tx:
+        register(tx.connection, pipeline.name, pipeline.declaration(), outputs, pipeline.changes)
+
+
+def coordinator(record: PostgresRecord, pipeline: Pipeline) -> Coordinator:
+    """Return the coordinator of one pipeline."""
+    return Coordinator(
+        record,
+        pipeline.name,
+        sources=pipeline.reads,
+        sinks=pipeline.writes,
+        lease=lease_seconds(),
+        max_pending=pipeline.max_pending,
+    )
+
+
+class InProcess:
+    """Stages in this process, in the caller's Spark session."""
+
+    def __init__(self, spark: SparkSession, transform: Transform) -> None:
+        """Use a session; the transform may be any function."""
+        self.spark = spark
+        self.transform = transform
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        """Stage every write of a plan."""
+        from twophase.spark.stage import stage
+
+        hit("submit.before")
+        hit("submit.planned")
+        staged = stage(self.spark, plan, None if isinstance(self.transform, str) else self.transform)
+        hit("stage.after")
+        return staged
+
+
+class Submitted:
+    """Stages by a spark-submit of its own: the same main as under Airflow."""
+
+    def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
+        """Say where Spark runs and how."""
+        self.master = master
+        self.conf = conf
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        """Write the plan, submit it, wait for its result."""
+        from twophase.spark.submit import SparkSubmit
+
+        hit("submit.before")
+        paths = [folder / name for name in ("plan.json", "result.json", "spark.log")]
+        plan.write(paths[0])
+        hit("submit.planned")
+        with SparkSubmit(master=self.master, conf=self.conf).submit(*paths) as submission:
+            code = submission.wait(lost)
+        return read_result(plan, paths[1], paths[2], code)
+
+
+def read_result(plan: Plan, result: Path, logged: Path, code: int) -> Mapping[str, Json]:
+    """Return what a submission staged, or raise what it failed with."""
+    where = f"checkpoint {plan.key}: attempt {plan.attempt}"
+    if not result.exists():
+        msg = f"{where}: Spark ended with code {code} and no result; its log is {logged}"
+        raise AttemptFailed(msg)
+    found = json.loads(result.read_bytes())
+    if found["status"] == "staged":
+        writes: Mapping[str, Json] = found["writes"]
+        return writes
+    kind = getattr(errors, found["type"], AttemptFailed)
+    if not (isinstance(kind, type) and issubclass(kind, errors.TwophaseError)):
+        kind = AttemptFailed
+    if "No space left on device" in found["error"]:
+        kind = NoSpace
+    msg = f"{where}: {found['error']}; the log is {logged}"
+    raise kind(msg)

@@ -1,0 +1,94 @@
+"""What a checkpoint writes.
+
+The proper sequence of calls, for one revision and one sink:
+
+    1. `place`    in the coordinator: names a staging place private to the attempt; it is in the record before step 2
+    2. `stage`    in the Spark driver: writes there, makes it durable, returns the manifest's summary
+    3. `check`    in the submitter: compares storage with the manifest; only then is the yes vote recorded
+    4. `promote`  in the committer, after the commit point: one atomic step that carries its marker
+       or `discard`, after the move to ABORTING
+
+`find` says where an output stands, `verify` proves it, `attempts` and `remove` let the sweeper clean by the record.
+Steps 3 and 4 may come again, late, from several processes at once, or after a crash in the middle of themselves.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twophase.core.declared import Declared
+
+if TYPE_CHECKING:
+    from twophase.core.checkpoint import Json, Key
+    from twophase.core.ports import Promotion
+
+
+class Attempt(NamedTuple):
+    """Something an attempt left on storage, as the sweeper sees it; the key's pipeline is the asker's."""
+
+    checkpoint_id: int
+    revision: int
+    attempt: int
+    path: str
+    #: A manifest: unlike staged output it stays of use after the promotion of its attempt.
+    manifest: bool = False
+
+
+class Sink(Declared):
+    """One output of a pipeline. Subclasses say how it is staged, promoted, found and discarded."""
+
+    #: Whether promotion copies or moves the staged output away, so that what is left in staging is dead (R11).
+    copies = True
+
+    @abstractmethod
+    def location(self) -> str:
+        """Return what nobody else may write to: two pipelines on one location are refused."""
+
+    def prepare(self) -> None:
+        """Check, before anything is recorded, that this sink can be written to; create what must exist."""
+
+    @abstractmethod
+    def place(self, key: Key, attempt: int, token: str) -> Json:
+        """Name a staging place private to this attempt; touches nothing."""
+
+    @abstractmethod
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+        """Write the frame to the staging place, durably; return the manifest's summary. Runs in the Spark driver."""
+
+    @abstractmethod
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Raise ManifestMismatch unless storage holds all that the manifest says."""
+
+    @abstractmethod
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it."""
+
+    @abstractmethod
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Make the staged output visible, atomically and once."""
+
+    @abstractmethod
+    def discard(self, key: Key, handle: Json) -> None:
+        """Remove what the attempts of a dead revision staged."""
+
+    @abstractmethod
+    def attempts(self) -> Iterator[Attempt]:
+        """List what attempts left on storage outside the table."""
+
+    @abstractmethod
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those; the record said that it is dead."""
+
+    @abstractmethod
+    def verify(self, key: Key, attempt: int, manifest: Json) -> Iterator[str]:
+        """Compare a committed revision with what the sink holds; yield each difference in words."""
+
+    @abstractmethod
+    def strangers(self, known: Iterable[int]) -> Iterator[str]:
+        """Yield what is visible in the sink but is no committed checkpoint's."""
+
+    def by_position(self) -> bool:
+        """Say whether readers know columns by position, so that new ones must come last."""
+        return False

@@ -1,0 +1,132 @@
+"""Durable and conditional steps on a POSIX file system."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+CHUNK = 1 << 20
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+
+def fsync_folder(path: Path | str) -> None:
+    """Make the entries of a folder durable: a rename or a new file is not, until this."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def seal_file(path: Path | str) -> str:
+    """Make a file durable and return its checksum (xxh3, 64 bits), in one pass."""
+    return _digest(path, durable=True)
+
+
+def digest_file(path: Path | str) -> str:
+    """Return a file's checksum (xxh3, 64 bits)."""
+    return _digest(path, durable=False)
+
+
+def _digest(path: Path | str, *, durable: bool) -> str:
+    import xxhash
+
+    state = xxhash.xxh3_64()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - 100,000 files: a Path for each costs
+        while chunk := file.read(CHUNK):
+            state.update(chunk)
+        if durable:
+            os.fsync(file.fileno())
+    return state.hexdigest()
+
+
+def digest(content: bytes) -> str:
+    """Return the checksum (xxh3, 64 bits) of some bytes."""
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(content)
+
+
+def create(path: Path, content: bytes) -> None:
+    """Create a file, whole and durable, under a name that must not exist; the same content there already is fine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            if path.read_bytes() != content:
+                raise
+    finally:
+        new.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Rename a folder onto a name that must not exist, in one atomic step; FileExistsError if it does."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "renameat2"):
+            _rename_plain(source, target)
+            return
+        done = libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+        if done == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in {errno.EINVAL, errno.ENOSYS}:
+            raise OSError(code, os.strerror(code), str(source), None, str(target))
+    _rename_plain(source, target)
+
+
+def _rename_plain(source: Path, target: Path) -> None:
+    """Rename where the file system cannot refuse by itself: a folder never replaces one that has anything in it."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+        raise
+
+
+def walk(folder: Path | str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every file below a folder, as a path relative to it with its stat."""
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        with os.scandir(os.path.join(folder, below) if below else folder) as entries:  # noqa: PTH118 - see digest
+            for entry in entries:
+                path = f"{below}/{entry.name}" if below else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(path)
+                else:
+                    yield path, entry.stat(follow_symlinks=False)
+
+
+def folders(folder: Path | str) -> Iterator[str]:
+    """Yield a folder and every folder below it."""
+    for path, _, _ in os.walk(folder):
+        yield path
+
+
+def remove(path: Path, graveyard: Path) -> None:
+    """Remove a file or a folder that others may still write into: first out of their reach, then for good."""
+    dead = graveyard / f"{path.name}.{uuid.uuid4().hex}.dead"
+    try:
+        path.rename(dead)
+    except FileNotFoundError:
+        return
+    if dead.is_dir():
+        shutil.rmtree(dead)
+    else:
+        dead.unlink()

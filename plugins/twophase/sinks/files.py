@@ -1,0 +1,425 @@
+"""A table of files: one folder per checkpoint, made visible by one rename.
+
+    <table>/checkpoint=00000017/dt=2026-11-15/part-….parquet     visible: readers of the folder see whole checkpoints only
+    <table>/checkpoint=00000017/_manifest.r1.a3.<xxh3>           the marker: empty, its name says all
+    <table>.twophase/manifests/00000017.r1.a3.json               the manifest, durable before the vote
+    <table>.twophase/staging/00000018.r1.a3.7c1e09ab/…           pre-committed, private to one attempt
+    <table>.twophase/taken/00000018.r1.a3.<uuid>/…               one promoter's own, on its way to the table (R1)
+
+Nothing unfinished is ever inside the table's folder: DuckDB and polars read folders that start with `_` too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ConfigError, ManifestMismatch, NoSpace
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Column, Manifest, StagedFile
+from twophase.core.ports import Outcome, Promotion
+from twophase.core.settings import data_path
+from twophase.sinks import disk
+from twophase.sinks.base import Attempt, Sink
+from twophase.sinks.rows import COMPRESSIONS, FORMATS, count_rows
+
+#: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
+TRIES = 20
+THREADS = 4
+
+_MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
+_ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
+
+
+class _Marker(NamedTuple):
+    """What a marker's name says."""
+
+    revision: int
+    attempt: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"_manifest.r{self.revision}.a{self.attempt}.{self.digest}"
+
+
+class _Place:
+    """Where one attempt's output is, was, or will be."""
+
+    def __init__(self, key: Key, handle: Json) -> None:
+        self.table = Path(handle["table"])
+        self.side = self.table.with_name(f"{self.table.name}.twophase")
+        self.name: str = handle["name"]
+        self.prefix = self.name.rpartition(".")[0]
+        self.staged = self.side / "staging" / self.name
+        self.taken = self.side / "taken"
+        self.visible = self.table / f"checkpoint={key.checkpoint_id:08d}"
+
+    def manifest(self, key: Key, attempt: int) -> Path:
+        return self.side / "manifests" / f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.json"
+
+    def taken_by_others(self) -> list[Path]:
+        """List the folders of this attempt that a promoter took and left."""
+        with os.scandir(self.taken) as entries:
+            names = [e.name for e in entries if e.name.startswith(f"{self.prefix}.") and not e.name.endswith((".junk", ".dead"))]
+        return [self.taken / name for name in names]
+
+
+class Files(Sink):
+    """Append each checkpoint to a folder of Parquet, JSON or CSV files."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        format: str = "parquet",  # noqa: A002 - Spark's own word for it
+        partition_by: Iterable[str] = (),
+        options: Json | None = None,
+    ) -> None:
+        """Declare a table at a path; `options` go to Spark's writer."""
+        self.path = str(path)
+        self.format = format
+        self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        self.options = dict(options or {})
+        if re.match(r"[a-z][a-z0-9+.-]*://", self.path):
+            msg = f"sinks.Files {self.path!r}: needs a file system with atomic folder rename; for object stores use Delta or Iceberg"
+            raise ConfigError(msg)
+        if format not in FORMATS:
+            msg = f"sinks.Files {self.path!r}: unknown format {format!r}, expected {', '.join(FORMATS)}"
+            raise ConfigError(msg)
+        if format != "parquet" and self.options.get("compression", "none") not in COMPRESSIONS:
+            msg = f"sinks.Files {self.path!r}: compression {self.options['compression']!r}, expected {', '.join(COMPRESSIONS)}"
+            raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {
+            "path": self.location(),
+            "format": self.format,
+            "partition_by": self.partition_by,
+            "options": self.options,
+        }
+
+    def location(self) -> str:
+        """Return the table's folder."""
+        return str(data_path(self.path))
+
+    def by_position(self) -> bool:
+        """CSV readers know columns by position."""
+        return self.format == "csv"
+
+    def prepare(self) -> None:
+        """Create the table's folder and the one beside it, on one file system, so that a rename is atomic."""
+        table = Path(self.location())
+        side = table.with_name(f"{table.name}.twophase")
+        try:
+            for folder in (table, side, *(side / name for name in ("staging", "taken", "manifests"))):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    disk.fsync_folder(folder.parent)
+        except OSError as error:
+            msg = f"sinks.Files {self.path!r}: folder {error.filename} cannot be made: {error.strerror}"
+            raise ConfigError(msg) from error
+        if not os.access(table, os.W_OK | os.X_OK) or not os.access(side, os.W_OK | os.X_OK):
+            msg = f"sinks.Files {self.path!r}: folder {table} or {side.name} beside it is not writable"
+            raise ConfigError(msg)
+        if table.stat().st_dev != side.stat().st_dev:
+            msg = f"sinks.Files {self.path!r}: {table} and {side.name} beside it must be on one file system"
+            raise ConfigError(msg)
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    def place(self, key: Key, attempt: int, token: str) -> Json:
+        """Name a staging folder beside the table; the token keeps it apart even if a restored record repeats epochs (R17)."""
+        name = f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"
+        return {"table": self.location(), "name": name}
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+        """Let Spark write the frame, then seal what it wrote."""
+        place = _Place(key, handle)
+        writer = frame.write.format(self.format).options(
+            **({"header": True} if self.format == "csv" else {}),
+            **self.options,
+            **{
+                # file names carry revision and attempt: a reader across an exchange fails instead of mixing two (R17)
+                "mapreduce.output.basename": f"part-r{key.revision}-a{attempt}",
+                "mapreduce.fileoutputcommitter.algorithm.version": 1,
+                "mapreduce.fileoutputcommitter.marksuccessfuljobs": False,
+            },
+        )
+        writer.partitionBy(*self.partition_by).save(place.staged.as_uri())
+        schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
+        return self.seal(key, attempt, sink, handle, schema)
+
+    def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
+        """Make what lies in the staging folder durable, describe it in a manifest, and put the marker in."""
+        place = _Place(key, handle)
+        hit("stage.written")
+        try:
+            manifest = Manifest(key, sink, attempt, schema, tuple(self._seal_files(place.staged)))
+            hit("stage.durable")
+            content = manifest.dumps()
+            checksum = disk.digest(content)
+            disk.create(place.manifest(key, attempt), content)
+            hit("stage.manifest")
+            marker = place.staged / str(_Marker(key.revision, attempt, checksum))
+            marker.touch()
+            disk.fsync_folder(place.staged)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                msg = f"checkpoint {key}: sink {sink!r}: no space left on the device of {place.side}; nothing was committed"
+                raise NoSpace(msg) from error
+            raise
+        hit("stage.marked")
+        return manifest.summary(checksum)
+
+    def _seal_files(self, folder: Path) -> list[StagedFile]:
+        """Remove what is not data, make the rest durable, and describe each file."""
+        found: list[tuple[str, os.stat_result]] = []
+        for path, stat in list(disk.walk(folder)):
+            if any(part.startswith(("_", ".")) for part in path.split("/")):
+                (folder / path).unlink()
+            else:
+                found.append((path, stat))
+        shutil.rmtree(folder / "_temporary", ignore_errors=True)
+
+        def describe(item: tuple[str, os.stat_result]) -> StagedFile:
+            path, stat = item
+            full = f"{folder}/{path}"
+            checksum = disk.seal_file(full)
+            return StagedFile(path, stat.st_size, stat.st_mtime_ns, count_rows(full, self.format, self.options), checksum)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            files = list(pool.map(describe, sorted(found)))
+            list(pool.map(disk.fsync_folder, list(disk.folders(folder))))
+        disk.fsync_folder(folder.parent)
+        return files
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Compare the staged folder with its manifest before the vote."""
+        place = _Place(key, handle)
+        attempt = int(_ATTEMPT.fullmatch(place.name)[3])  # type: ignore[index] - `place` made the name
+        marker = _Marker(key.revision, attempt, manifest["digest"])
+        if not (place.staged / str(marker)).exists():
+            msg = f"checkpoint {key}: staged folder {place.staged} has no marker {marker}; stage it again"
+            raise ManifestMismatch(msg)
+        self._check_files(place.staged, self._manifest(place, key, attempt, manifest["digest"]))
+
+    def _manifest(self, place: _Place, key: Key, attempt: int, digest: str) -> Manifest:
+        """Load a manifest, if it is the one that the digest stands for."""
+        path = place.manifest(key, attempt)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            msg = f"checkpoint {key}: manifest {path} is gone"
+            raise ManifestMismatch(msg) from None
+        if disk.digest(content) != digest:
+            msg = f"checkpoint {key}: manifest {path}: expected checksum {digest}, found {disk.digest(content)}"
+            raise ManifestMismatch(msg)
+        return Manifest.loads(content)
+
+    def _check_files(self, folder: Path, manifest: Manifest) -> list[str]:
+        """Raise ManifestMismatch unless a folder holds all that its manifest says; return what it holds besides.
+
+        Size and modification time tell; a file whose time changed is read again and must still have its checksum.
+        """
+        found = dict(disk.walk(folder))
+        for file in manifest.files:
+            stat = found.pop(file.path, None)
+            problem = None
+            if stat is None:
+                problem = "is missing"
+            elif stat.st_size != file.size:
+                problem = f"was altered: expected {file.size} bytes, found {stat.st_size}"
+            elif stat.st_mtime_ns != file.mtime_ns and (now := disk.digest_file(folder / file.path)) != file.xxh3:
+                problem = f"was altered: expected checksum {file.xxh3}, found {now}"
+            if problem:
+                msg = f"checkpoint {manifest.key}: staged file {folder / file.path} {problem}; stage it again"
+                raise ManifestMismatch(msg)
+        return [path for path in found if not _MARKER.fullmatch(path)]
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it."""
+        place = _Place(key, handle)
+        marker = self._marker(key, place, manifest)
+        promoted = self._promoted(key, place, marker)
+        if promoted is None:
+            staged = [folder for folder in (place.staged, *place.taken_by_others()) if (folder / str(marker)).exists()]
+            if staged:
+                return Promotion(Outcome.RETRY_LATER, f"staged at {staged[0]}")
+            promoted = self._promoted(key, place, marker)  # somebody may have promoted it between the two looks (R9)
+        return promoted or Promotion(Outcome.FAILED, f"staged output {place.staged} is gone")
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Take the staged folder, check it, and rename it into the table; start over whenever another was faster (R1)."""
+        place = _Place(key, handle)
+        marker = self._marker(key, place, manifest)
+        for _ in range(TRIES):
+            promoted = self._promoted(key, place, marker)
+            if promoted:
+                return promoted
+            mine = self._take(place, marker)
+            if mine is None:
+                found = self.find(key, handle, manifest)
+                if found.outcome is Outcome.RETRY_LATER:
+                    continue
+                return found
+            hit("promote.taken")
+            try:
+                self._check_taken(key, place, mine, marker)
+            except ManifestMismatch as error:
+                return Promotion(Outcome.FAILED, str(error))
+            hit("promote.checked")
+            if self._show(place, mine):
+                promoted = self._promoted(key, place, marker)
+                return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
+        return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
+
+    def _marker(self, key: Key, place: _Place, manifest: Json) -> _Marker:
+        match = _ATTEMPT.fullmatch(place.name)
+        return _Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
+
+    def _promoted(self, key: Key, place: _Place, marker: _Marker) -> Promotion | None:
+        """Read the marker back; None: nothing is visible under this checkpoint's name."""
+        found: _Marker | None = marker
+        if not (place.visible / str(marker)).exists():
+            try:
+                names = os.listdir(place.visible)
+            except FileNotFoundError:
+                return None
+            matches = [match for match in map(_MARKER.fullmatch, names) if match]
+            found = _Marker(int(matches[0][1]), int(matches[0][2]), matches[0][3]) if matches else None
+        if found is None or found.revision < key.revision:
+            holder = f"revision {found.revision}" if found else "no marker"
+            return Promotion(Outcome.FAILED, f"folder {place.visible} is there already, with {holder}")
+        # Whoever counts a marker makes it durable first: the promoter may have died between its rename and its fsync (R2).
+        disk.fsync_folder(place.table)
+        disk.fsync_folder(place.taken)
+        if found.revision > key.revision:  # it was promoted, and replaced since
+            return Promotion(Outcome.ALREADY_PROMOTED)
+        summary = None
+        if found != marker:
+            summary = self._manifest(place, key, found.attempt, found.digest).summary(found.digest)
+        hit("promote.durable")
+        return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
+
+    def _take(self, place: _Place, marker: _Marker) -> Path | None:
+        """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
+        for source in (place.staged, *place.taken_by_others()):
+            mine = place.taken / f"{place.prefix}.{uuid.uuid4().hex}"
+            try:
+                source.rename(mine)
+            except FileNotFoundError:
+                continue
+            if (mine / str(marker)).exists():
+                return mine
+            # Without its marker it is not what was voted for: a straggling task made the folder again. Never promoted.
+            mine.rename(mine.with_name(f"{mine.name}.junk"))
+        return None
+
+    def _check_taken(self, key: Key, place: _Place, mine: Path, marker: _Marker) -> None:
+        """Check a taken folder against its manifest, and remove what a straggling task left in it."""
+        manifest = self._manifest(place, key, marker.attempt, marker.digest)
+        try:
+            strays = self._check_files(mine, manifest)
+            for stray in strays:
+                (mine / stray).unlink()
+            if strays:
+                for folder in disk.folders(mine):
+                    disk.fsync_folder(folder)
+        except FileNotFoundError:
+            if mine.exists():
+                raise
+            # another promoter took it from us: `_show` finds it gone and we start over
+
+    def _show(self, place: _Place, mine: Path) -> bool:
+        """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
+        try:
+            disk.rename_new(mine, place.visible)
+        except (FileNotFoundError, FileExistsError):
+            return False
+        hit("promote.visible")
+        return True
+
+    def discard(self, key: Key, handle: Json) -> None:
+        """Remove what any attempt of a dead revision staged."""
+        place = _Place(key, handle)
+        for left in self._attempts(place.side):
+            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+                disk.remove(Path(left.path), place.taken)
+
+    # --- sweep, verify, read -----------------------------------------------------------------------------------------
+
+    def attempts(self) -> Iterator[Attempt]:
+        """List what attempts left beside the table."""
+        table = Path(self.location())
+        yield from self._attempts(table.with_name(f"{table.name}.twophase"))
+
+    def _attempts(self, side: Path) -> Iterator[Attempt]:
+        for name in ("staging", "taken", "manifests"):
+            with os.scandir(side / name) as entries:
+                found = [(entry.name, entry.path) for entry in entries]
+            for entry, path in found:
+                if match := _ATTEMPT.fullmatch(entry):
+                    yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
+
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those."""
+        path = Path(left.path)
+        disk.remove(path, path.parent.parent / "taken")
+
+    def verify(self, key: Key, attempt: int, manifest: Json) -> Iterator[str]:
+        """Compare a committed revision with its folder, byte by byte."""
+        place = _Place(key, self.place(key, attempt, "verify"))
+        marker = _Marker(key.revision, attempt, manifest["digest"])
+        if not (place.visible / str(marker)).exists():
+            yield f"{place.visible} has no marker {marker}"
+            return
+        try:
+            expected = self._manifest(place, key, attempt, manifest["digest"])
+        except ManifestMismatch as error:
+            yield str(error)
+            return
+        found = dict(disk.walk(place.visible))
+        found.pop(str(marker))
+
+        def compare(file: StagedFile) -> str | None:
+            path = f"{place.visible}/{file.path}"
+            stat = found.get(file.path)
+            if stat is None:
+                return f"{path} is missing"
+            if stat.st_size != file.size:
+                return f"{path}: expected {file.size} bytes, found {stat.st_size}"
+            checksum = disk.digest_file(path)
+            return None if checksum == file.xxh3 else f"{path}: expected checksum {file.xxh3}, found {checksum}"
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            yield from filter(None, pool.map(compare, expected.files))
+        for stranger in found.keys() - {file.path for file in expected.files}:
+            yield f"{place.visible}/{stranger} is not in the manifest"
+
+    def strangers(self, known: Iterable[int]) -> Iterator[str]:
+        """Yield what is in the table's folder but is no committed checkpoint's."""
+        expected = {f"checkpoint={checkpoint_id:08d}" for checkpoint_id in known}
+        with os.scandir(self.location()) as entries:
+            yield from (f"{entry.path} is no committed checkpoint's" for entry in entries if entry.name not in expected)
+
+    def folder(self, key: Key) -> str:
+        """Return the visible folder of a committed checkpoint."""
+        return f"{self.location()}/checkpoint={key.checkpoint_id:08d}"
+
+    def files(self, key: Key, attempt: int, manifest: Json) -> list[str]:
+        """List the files of a committed revision, from its manifest."""
+        place = _Place(key, self.place(key, attempt, "read"))
+        found = self._manifest(place, key, attempt, manifest["digest"])
+        return [f"{place.visible}/{file.path}" for file in found.files]

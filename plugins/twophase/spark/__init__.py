@@ -1,0 +1,1 @@
+"""What runs inside Spark: no Airflow, no SQLAlchemy."""

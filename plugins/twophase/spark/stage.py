@@ -1,0 +1,174 @@
+"""One attempt inside Spark: read the fixed input, call the transform, check the schemas, stage every write."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.checkpoint import Json
+from twophase.core.declared import import_path
+from twophase.core.errors import ConfigError, SchemaChanged, TwophaseError
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Column, Schema, schema_changes
+from twophase.sinks.base import Sink
+from twophase.sources.base import Source
+from twophase.spark.plan import Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+#: Parameter names of a transform that no read may have.
+RESERVED = frozenset({"spark", "context", "state"})
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a transform may know of its checkpoint, if it asks for `context`."""
+
+    pipeline: str
+    checkpoint_id: int
+    revision: int
+    slot: str | None
+
+
+def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None = None) -> dict[str, Json]:
+    """Stage every write of an attempt; return each sink's summary. Nothing is written unless every schema fits."""
+    sources = {name: Source.load(read["source"]) for name, read in plan.reads.items()}
+    sinks = {name: Sink.load(write["sink"]) for name, write in plan.writes.items()}
+    function = _function(plan, transform)
+    with _explained(plan, sources):
+        reads = {name: source.read(spark, plan.fixed(name)) for name, source in sources.items()}
+        context = Context(plan.pipeline, plan.checkpoint_id, plan.revision, plan.slot)
+        returned = call(function, reads, {"spark": spark, "context": context})
+        frames = outputs(returned, list(plan.writes), plan.pipeline)
+        for name, sink in sinks.items():
+            _check_schema(plan, name, sink, columns(frames[name].schema))
+        with _read_once(frames, reads):
+            hit("stage.before")
+            return {
+                name: sink.stage(frames[name], plan.key, plan.attempt, name, plan.writes[name]["handle"])
+                for name, sink in sinks.items()
+            }
+
+
+def _function(plan: Plan, given: Callable[..., Any] | None) -> Callable[..., Any]:
+    if given is not None:
+        return given
+    if plan.transform is None:
+        msg = f"pipeline {plan.pipeline}: no transform; declare one as 'module:function'"
+        raise ConfigError(msg)
+    found = import_path(plan.transform)
+    if not callable(found):
+        kind = type(found).__name__
+        msg = f"pipeline {plan.pipeline}: transform {plan.transform!r}: expected a function, found {kind}"
+        raise ConfigError(msg)
+    return found  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], reads: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
+    """Call a transform with what its parameters name: reads, and whatever else there is; `**reads` gets every read."""
+    name = f"transform {getattr(function, '__name__', function)!s}"
+    if clash := sorted(set(reads) & RESERVED):
+        msg = f"{name}: a read may not be named {', '.join(clash)}; rename it"
+        raise ConfigError(msg)
+    there = {**reads, **extra}
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in _ANY_NUMBER:
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                named |= {read: frame for read, frame in reads.items() if read not in named}
+        elif parameter.name in there:
+            if parameter.kind is _POSITIONAL:
+                positional.append(there[parameter.name])
+            else:
+                named[parameter.name] = there[parameter.name]
+        elif parameter.default is inspect.Parameter.empty:
+            msg = f"{name}: no read named {parameter.name!r}; there is {', '.join(sorted(there))}"
+            raise ConfigError(msg)
+    return function(*positional, **named)
+
+
+def outputs(returned: object, writes: list[str], pipeline: str) -> dict[str, DataFrame]:
+    """Sort what a transform returned by write: one frame goes to every write, a dict has exactly the writes' names."""
+    if _is_frame(returned):
+        return dict.fromkeys(writes, returned)  # type: ignore[arg-type]
+    if not isinstance(returned, Mapping):
+        kind = type(returned).__name__
+        msg = f"pipeline {pipeline}: the transform returned {kind}, expected a DataFrame or a dict of them"
+        raise ConfigError(msg)
+    missing, extra = sorted(set(writes) - set(returned)), sorted(map(str, set(returned) - set(writes)))
+    if missing or extra:
+        differs = (("without", missing), ("with unknown", extra))
+        found = " and ".join(f"{word} {', '.join(names)}" for word, names in differs if names)
+        msg = f"pipeline {pipeline}: the transform returned a dict {found}; expected {', '.join(sorted(writes))}"
+        raise ConfigError(msg)
+    for name, frame in returned.items():
+        if not _is_frame(frame):
+            msg = f"pipeline {pipeline}: the transform returned {type(frame).__name__} for {name}, expected a DataFrame"
+            raise ConfigError(msg)
+    return {name: returned[name] for name in writes}
+
+
+def _is_frame(value: object) -> bool:
+    """Say whether this is a DataFrame: Spark 4 has one class per way to reach Spark, Spark 3.5 two unrelated ones."""
+    return any(cls.__name__ == "DataFrame" and cls.__module__.startswith("pyspark.") for cls in type(value).__mro__)
+
+
+def columns(schema: StructType) -> Schema:
+    """Return a frame's columns as the record keeps them."""
+    return tuple(Column(field.name, field.dataType.simpleString()) for field in schema.fields)
+
+
+def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
+    """Refuse a schema that readers of this sink's earlier checkpoints could not follow, or that no sink could keep."""
+    which = f"checkpoint {plan.key}: sink {name!r}"
+    if not found:
+        msg = f"{which}: the output has no columns"
+        raise ConfigError(msg)
+    counts = Counter(column.name.lower() for column in found)
+    if twice := sorted(column for column, count in counts.items() if count > 1):
+        msg = f"{which}: more than one column is named {', '.join(twice)} (letter case does not count); rename one"
+        raise ConfigError(msg)
+    before = plan.writes[name].get("schema")
+    if before and (problems := schema_changes(before, found, by_position=sink.by_position())):
+        msg = f"{which}: {'; '.join(problems)}; only new columns may come: keep the old ones, or declare another sink"
+        raise SchemaChanged(msg)
+
+
+@contextmanager
+def _read_once(frames: Mapping[str, DataFrame], reads: Mapping[str, DataFrame]) -> Iterator[None]:
+    """Keep what several writes share, so that the input is read once and every write sees the same rows."""
+    from pyspark import StorageLevel
+
+    several = len(frames) > 1
+    distinct = {id(frame): frame for frame in frames.values()}
+    shared = list(distinct.values()) if len(distinct) == 1 else list(reads.values())
+    kept = [frame.persist(StorageLevel.MEMORY_AND_DISK) for frame in shared] if several else []
+    try:
+        yield
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+@contextmanager
+def _explained(plan: Plan, sources: Mapping[str, Source]) -> Iterator[None]:
+    """Ask the sources what an error of Spark means; one that is not about input goes through as it is."""
+    try:
+        yield
+    except TwophaseError:
+        raise
+    except Exception as error:
+        for name, source in sources.items():
+            if explanation := source.explain(plan.fixed(name), error):
+                raise explanation from error
+        raise

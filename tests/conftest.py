@@ -1,0 +1,88 @@
+"""Real parts for the tests: one PostgreSQL per run, one database per test, one Spark per run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from twophase.committer.record import PostgresRecord, connect
+from twophase.committer.upgrade import upgrade
+from twophase.local import postgres
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Short, so that a test that waits out a dead process's lease does not wait long.
+LEASE = "3"
+
+
+def open_folder(prefix: str) -> Path:
+    """Make a temporary folder that other accounts may enter: run as root, PostgreSQL works as one of them."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """Start PostgreSQL once; return the DSN of a database with an empty record, the template of every test's own."""
+    home = open_folder("twophase-server-")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TWOPHASE_HOME", str(home))
+        postgres.ensure()
+        dsn = postgres.create_database("template_record")
+    engine = connect(dsn)
+    upgrade(engine)
+    engine.dispose()
+    yield dsn
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TWOPHASE_HOME", str(home))
+        postgres.stop()
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def dsn(server: str) -> Iterator[str]:
+    """Return a database of this test's own, with an empty record."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = create_engine(server.rpartition("/")[0] + "/postgres", isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template_record"))
+    yield f"{server.rpartition('/')[0]}/{name}"
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()
+
+
+@pytest.fixture
+def record(dsn: str) -> Iterator[PostgresRecord]:
+    """Return the record of this test."""
+    opened = PostgresRecord.open(dsn, who="test")
+    yield opened
+    opened.engine.dispose()
+
+
+@pytest.fixture
+def home(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set the environment of a user with a run folder and a committer database; return the run folder."""
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    monkeypatch.setenv("TWOPHASE_DSN", dsn)
+    monkeypatch.setenv("TWOPHASE_LEASE", LEASE)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Start Spark once."""
+    from spark_session import local_session
+
+    session = local_session()
+    yield session
+    session.stop()
