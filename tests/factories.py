@@ -91,7 +91,9 @@ class PreStaged:
     def read(self, plan: Plan) -> list[Row]:
         base = Path(plan.reads["words"]["source"]["path"])
         return [
-            json.loads(line) for file in plan.fixed("words").files for line in (base / file.path).read_text().splitlines()
+            json.loads(line)
+            for file in plan.fixed("words").files
+            for line in (base / file.path).read_text().splitlines()
         ]
 
 

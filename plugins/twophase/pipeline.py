@@ -20,7 +20,7 @@ Transform = str | Callable[..., Any]
 
 
 class Pipeline:
-    """One pipeline. Its name and the names of its reads and writes are its identity: a moved path does not change it."""
+    """One pipeline. Its name and the names of its reads and writes are its identity: a moved path changes nothing."""
 
     def __init__(
         self,
@@ -40,22 +40,24 @@ class Pipeline:
         self._check()
 
     def _check(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(str(self.name)):
             msg = f"pipeline name {self.name!r}: expected lower-case letters, digits and _, a letter first"
             raise ConfigError(msg)
         self._check_parts("read", self.reads, Source)
         self._check_parts("write", self.writes, Sink)
         for reserved in RESERVED:
             if reserved in self.reads:
-                msg = f"pipeline {self.name!r}: a read cannot be named {reserved!r}, transforms get something else by it"
+                msg = (
+                    f"pipeline {self.name!r}: a read cannot be named {reserved!r}: transforms get something else by it"
+                )
                 raise ConfigError(msg)
         if isinstance(self.transform, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.transform):
             msg = f"pipeline {self.name!r}: transform {self.transform!r}: expected `module:function`"
             raise ConfigError(msg)
         if not isinstance(self.transform, str) and not callable(self.transform):
-            msg = f"pipeline {self.name!r}: transform: expected `module:function` or a function, found {self.transform!r}"
+            msg = f"pipeline {self.name!r}: transform {self.transform!r}: expected `module:function` or a function"
             raise ConfigError(msg)
-        if not isinstance(self.max_pending, int) or self.max_pending < 1:
+        if self.max_pending < 1:
             msg = f"pipeline {self.name!r}: max_pending: expected a number above 0, found {self.max_pending!r}"
             raise ConfigError(msg)
         self._check_locations()

@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from twophase.core import errors
 from twophase.core.checkpoint import Json, Participant, Revision, Run
@@ -67,9 +67,9 @@ def stager_for(
     if spark is not None:
         return InProcess(spark, pipeline.transform)
     if not isinstance(pipeline.transform, str):
-        msg = f"pipeline {pipeline.name!r}: a function as transform runs only in this process: give `spark=`, or `module:function`"
+        msg = f"pipeline {pipeline.name!r}: a function as transform needs `spark=`; or name it as `module:function`"
         raise ConfigError(msg)
-    return Submitted(master, conf or {})
+    return Submitted(master or "local[*]", conf or {})
 
 
 class Runner:
@@ -84,7 +84,7 @@ class Runner:
         enter(self.record, pipeline)
         self.coordinator = coordinator(self.record, pipeline)
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> Self:
         """Hold the connection."""
         return self
 
@@ -151,7 +151,7 @@ class Runner:
         except Fenced:
             raise  # a newer attempt owns it: touch nothing
         except BaseException as error:
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             log.info("%s: attempt %s failed, aborting", attempt.key, attempt.epoch)
             self.coordinator.abort(attempt, why)
             raise
@@ -217,7 +217,7 @@ def check_schema(attempt: Revision, name: str, by_position: bool, plan: Plan, sc
     before = plan.writes[name]["schema"]
     problems = schema_changes(before, schema, by_position=by_position) if before else []
     if problems:
-        msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may follow earlier checkpoints"
+        msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may be added"
         raise SchemaChanged(msg)
 
 
@@ -250,13 +250,15 @@ class InProcess:
         self.spark = spark
         self.transform = transform
 
-    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a Stager
         """Stage every write of a plan."""
         from twophase.spark.stage import stage
 
         hit("submit.before")
         hit("submit.planned")
-        staged = stage(self.spark, plan, None if isinstance(self.transform, str) else self.transform)
+        staged: Mapping[str, Json] = stage(
+            self.spark, plan, None if isinstance(self.transform, str) else self.transform
+        )
         hit("stage.after")
         return staged
 
@@ -264,7 +266,7 @@ class InProcess:
 class Submitted:
     """Stages by a spark-submit of its own: the same main as under Airflow."""
 
-    def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
+    def __init__(self, master: str, conf: Mapping[str, str]) -> None:
         """Say where Spark runs and how."""
         self.master = master
         self.conf = conf
@@ -277,8 +279,12 @@ class Submitted:
         paths = [folder / name for name in ("plan.json", "result.json", "spark.log")]
         plan.write(paths[0])
         hit("submit.planned")
-        with SparkSubmit(master=self.master, conf=self.conf).submit(*paths) as submission:
-            code = submission.wait(lost)
+        submission = SparkSubmit().submit(*paths, master=self.master, conf=self.conf)
+        try:
+            code = submission.wait(should_stop=lost)
+        except BaseException:
+            submission.kill()
+            raise
         return read_result(plan, paths[1], paths[2], code)
 
 

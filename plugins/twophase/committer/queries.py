@@ -136,7 +136,7 @@ def names(connection: Connection) -> list[str]:
 def promoted(
     connection: Connection, pipeline: str, sink: str, as_of: datetime | int | None = None
 ) -> Iterator[Promoted]:
-    """Yield what a sink holds, or held at a time or after a commit_seq: one revision per checkpoint, in commit order."""
+    """Yield what a sink holds, or held at a time or a commit_seq: one revision per checkpoint, in commit order."""
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (

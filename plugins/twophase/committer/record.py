@@ -14,10 +14,22 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg2
-from sqlalchemy import Connection, Engine, Row, create_engine, delete, func, insert, make_url, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    create_engine,
+    delete,
+    func,
+    insert,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
-from sqlalchemy.sql.elements import ColumnElement
 
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
@@ -71,7 +83,7 @@ class PostgresRecord:
         self.who = who or whoami()
 
     @classmethod
-    def open(  # noqa: PLR0913 - settings, by name
+    def open(
         cls,
         dsn: str,
         *,
@@ -173,7 +185,7 @@ class PostgresTransaction:
             raise ConfigError(msg)
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
-        """Return the revision that stands for the slot's checkpoint, or for the last one: a decided one if there is any."""
+        """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any."""
         c = t.checkpoint.c
         wanted = (c.slot == slot) if slot is not None else c.slot.is_(None)
         last = (
@@ -346,7 +358,8 @@ class PostgresTransaction:
 
     def put_participant(self, key: Key, participant: Participant) -> None:
         """Put this one in the place of the one with its name."""
-        values = {name: getattr(participant, name) for name in ("kind", "attempt", "vote", "handle", "manifest", "reason")}
+        columns = ("kind", "attempt", "vote", "handle", "manifest", "reason")
+        values = {name: getattr(participant, name) for name in columns}
         self.connection.execute(
             upsert(t.participant)
             .values(**key._asdict(), name=participant.name, **values)
@@ -433,7 +446,7 @@ class PostgresTransaction:
         """Count the input files of a checkpoint, per source: how many were fixed at begin, how many are its own now."""
         f = t.input_file.c
         query = select(f.source, func.count()).where((f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id))
-        owned = {source: count for source, count in self.connection.execute(query.group_by(f.source))}
+        owned = {row[0]: row[1] for row in self.connection.execute(query.group_by(f.source))}
         summary = self._summary(pipeline, checkpoint_id)
         return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
 
@@ -449,11 +462,10 @@ class PostgresTransaction:
             LEFT JOIN twophase.input_file f
                 ON f.pipeline = :pipeline AND f.source = :source AND f.path = n.path AND f.gone_at IS NULL
             WHERE f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)""")
-        columns = dict(zip(("paths", "sizes", "mtimes"), map(list, zip(*found, strict=True)), strict=True)) if found else {}
-        if not columns:
-            return []
+        paths, sizes, mtimes = ([file[column] for file in found] for column in range(3))
+        values = {"pipeline": pipeline, "source": source, "paths": paths, "sizes": sizes, "mtimes": mtimes}
         new = []
-        for row in self.connection.execute(query, {"pipeline": pipeline, "source": source, **columns}):
+        for row in self.connection.execute(query, values):
             if row.checkpoint_id is not None:
                 msg = (
                     f"source {source!r}: file {row.path!r} belongs to checkpoint {pipeline}/{row.checkpoint_id} and has"
@@ -483,17 +495,17 @@ class PostgresTransaction:
     def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
         """Free the names of a committed checkpoint's files."""
         f = t.input_file.c
-        mine = (f.pipeline == pipeline) & (f.source == source) & (f.checkpoint_id == checkpoint_id) & f.gone_at.is_(None)
-        self.connection.execute(update(t.input_file).where(mine).values(gone_at=func.now()))
+        mine = (f.pipeline == pipeline) & (f.source == source) & (f.checkpoint_id == checkpoint_id)
+        self.connection.execute(update(t.input_file).where(mine & f.gone_at.is_(None)).values(gone_at=func.now()))
 
     def position(self, pipeline: str, source: str) -> Mapping[str, int]:
         """Return the decided offset per partition."""
         p = t.position.c
         query = select(p.partition, p.off).where((p.pipeline == pipeline) & (p.source == source))
-        return {partition: off for partition, off in self.connection.execute(query)}
+        return {row.partition: row.off for row in self.connection.execute(query)}
 
     def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
-        """Move a position from start to end, if it is at start (R4); a partition's first range is its first position."""
+        """Move a position from start to end, if it is at start (R4); a partition's first range sets it."""
         p = t.position.c
         moved = self.connection.execute(
             upsert(t.position)

@@ -26,7 +26,7 @@ def register(
 ) -> None:
     """Put a declaration in the record, in the caller's transaction.
 
-    `changes(old, pending)` says in words what of it cannot follow what was there; it is asked once there is a checkpoint.
+    `changes(old, pending)` says in words what of it cannot follow what was there; asked once there is a checkpoint.
     """
     row = upsert(t.pipeline).values(name=name, declaration=declaration).on_conflict_do_nothing()
     connection.execute(row)
@@ -36,8 +36,8 @@ def register(
         problems = changes(found.declaration, _pending(connection, name))
         if problems:
             msg = (
-                f"pipeline {name!r}: its declaration changed incompatibly since checkpoint {found.next_checkpoint_id - 1}:"
-                f" {'; '.join(problems)}; put it back, or give the pipeline a new name"
+                f"pipeline {name!r}: its declaration changed incompatibly since checkpoint"
+                f" {found.next_checkpoint_id - 1}: {'; '.join(problems)}; put it back, or give the pipeline a new name"
             )
             raise ConfigError(msg)
     _own(connection, name, outputs)

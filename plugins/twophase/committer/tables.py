@@ -98,9 +98,7 @@ input_file = Table(
     _time("gone_at"),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     # prevents a file from being read by two checkpoints; a name is free again once its file was archived or deleted
-    Index(
-        "input_file_one_owner", "pipeline", "source", "path", unique=True, postgresql_where=text("gone_at IS NULL")
-    ),
+    Index("input_file_one_owner", "pipeline", "source", "path", unique=True, postgresql_where=text("gone_at IS NULL")),
     Index("input_file_by_checkpoint", "pipeline", "checkpoint_id", "source"),
 )
 
@@ -157,7 +155,9 @@ revision = Table(
         postgresql_where=text("state = 'COMMITTED'"),
     ),
     # prevents two decisions with one number; also the way to "as of", and to the newest schema
-    Index("revision_commit_seq", "pipeline", "commit_seq", unique=True, postgresql_where=text("commit_seq IS NOT NULL")),
+    Index(
+        "revision_commit_seq", "pipeline", "commit_seq", unique=True, postgresql_where=text("commit_seq IS NOT NULL")
+    ),
     # what recovery looks at: a handful of rows, however long the history
     Index(
         "revision_unfinished",

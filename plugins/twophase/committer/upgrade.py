@@ -57,7 +57,7 @@ def check(connection: Connection) -> None:
 def _refuse_newer(found: str | None) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     if found is not None and found not in known:
-        msg = f"committer database: its record version {found} is newer than this code's {head()}; install a newer twophase"
+        msg = f"committer database: its record {found} is newer than this code's {head()}; install a newer twophase"
         raise ConfigError(msg)
 
 

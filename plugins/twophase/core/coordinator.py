@@ -111,9 +111,9 @@ class Coordinator:
             return None
         if newest.state in UNDECIDED:
             if newest.run != run and newest.leased:
-                msg = f"checkpoint {newest.key}: run {newest.run} works on it, its lease lasts {newest.lease_left:.1f} s"
+                msg = f"checkpoint {newest.key}: run {newest.run} works on it, {newest.lease_left:.1f} s of its lease left"
                 raise Busy(msg, lease_left=newest.lease_left)
-            if newest.run != run and newest.run != ended:
+            if newest.run not in {run, ended}:
                 msg = f"checkpoint {newest.key}: it waits for run {newest.run}, which has not ended"
                 raise Busy(msg)
             tx.adopt(newest.key, epoch=newest.epoch, run=run, lease=self.lease)
@@ -141,7 +141,7 @@ class Coordinator:
     # --- attempt and votes -------------------------------------------------------------------------------------------
 
     def attempt(self, revision: Revision) -> Revision:
-        """Open the next attempt for all participants at once: a new epoch, no votes, private staging places (R7, R8)."""
+        """Open the next attempt for all participants at once: a new epoch, no votes, private staging places (R7)."""
         hit("attempt.before")
         token = secrets.token_hex(4)
         epoch = revision.epoch + 1
@@ -171,7 +171,9 @@ class Coordinator:
         """Name the staging place of each sink."""
         return {name: sink.place(key, epoch, token) for name, sink in self.sinks.items()}
 
-    def vote(self, revision: Revision, name: str, *, yes: bool, manifest: Json | None = None, reason: str = "") -> State:
+    def vote(
+        self, revision: Revision, name: str, *, yes: bool, manifest: Json | None = None, reason: str | None = None
+    ) -> State:
         """Record one participant's vote for one attempt; the last yes makes it PRECOMMITTED."""
 
         def step(tx: Transaction) -> State:
@@ -183,8 +185,8 @@ class Coordinator:
                 return held.state  # said already: the reply was lost
             if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
                 raise Fenced(_fenced("vote", revision, held))
-            tx.put_participant(revision.key, replace(mine, vote=yes, manifest=manifest or {}, reason=reason[:1000] or None))
-            tx.note(revision.key, f"voted {'yes' if yes else 'no'}", f"{name} a{revision.epoch} {reason}"[:1000].strip())
+            tx.put_participant(revision.key, replace(mine, vote=yes, manifest=manifest or {}, reason=reason))
+            tx.note(revision.key, f"voted {'yes' if yes else 'no'}", f"{name} a{revision.epoch} {reason or ''}".strip())
             if held.state is State.OPEN and all(p.vote for p in tx.participants(revision.key)):
                 tx.move(revision.key, State.PRECOMMITTED, epoch=revision.epoch, why="every participant voted yes")
             hit("vote.inside")
@@ -243,7 +245,7 @@ class Coordinator:
         if len(waiting) >= self.max_pending:
             msg = (
                 f"checkpoint {revision.key}: {len(waiting)} decided before it still wait for promotion"
-                f" ({', '.join(str(r.key) for r in waiting)}), max_pending is {self.max_pending}; it stays pre-committed"
+                f" ({', '.join(str(r.key) for r in waiting)}), at most {self.max_pending} may; it stays pre-committed"
             )
             raise TooManyPending(msg)
 
@@ -280,7 +282,7 @@ class Coordinator:
                 self._promote(revision.key)
 
     def _promote(self, key: Key) -> None:
-        """Promote each sink that has no row in `committed` yet, then mark COMMITTED; one that is down delays only itself."""
+        """Promote each sink without a row in `committed`, then mark COMMITTED; one that is down delays only itself."""
         done = self.transact(lambda tx: tx.committed(key))
         waiting: list[str] = []
         failed: list[str] = []
@@ -322,7 +324,8 @@ class Coordinator:
                 tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
                 if promotion.manifest and promotion.manifest["digest"] != participant.manifest.get("digest"):
                     attempt = promotion.attempt or participant.attempt
-                    tx.put_participant(key, replace(participant, attempt=attempt, manifest=promotion.manifest, vote=True))
+                    held_there = replace(participant, attempt=attempt, manifest=promotion.manifest, vote=True)
+                    tx.put_participant(key, held_there)
                     tx.note(key, "adopted", f"{participant.name}: attempt {attempt} is what the sink holds")
             hit("promote.inside")
 
@@ -347,7 +350,7 @@ class Coordinator:
         hit("finish.after")
 
     def restage(self, key: Key, why: str) -> Revision:
-        """Open an attempt for the sinks of a decided revision whose staged output is lost; it stays COMMITTING (R8, R9)."""
+        """Open an attempt for those sinks of a decided revision that lost their staged output; it stays COMMITTING."""
         token = secrets.token_hex(4)
         lost = {
             p.name: p
@@ -358,7 +361,7 @@ class Coordinator:
         def step(tx: Transaction) -> Revision:
             held = tx.hold(key)
             if held.state is not State.COMMITTING:
-                msg = f"checkpoint {key}: expected committing, found {held.state.lower()}; only a decided revision is restaged"
+                msg = f"checkpoint {key}: expected committing, found {held.state.lower()}; it cannot be restaged"
                 raise IllegalTransition(msg)
             epoch = held.epoch + 1
             again = [
@@ -464,6 +467,6 @@ def _settle(pipeline: str, source: str, checkpoint_id: int, tx: Transaction) -> 
 def _fenced(what: str, mine: Revision, found: Revision) -> str:
     """Say why a process has to stop."""
     return (
-        f"checkpoint {mine.key}: {what} for epoch {mine.epoch} refused, found {found.state.lower()} at epoch {found.epoch};"
-        " nothing was changed"
+        f"checkpoint {mine.key}: {what} for epoch {mine.epoch} refused,"
+        f" found {found.state.lower()} at epoch {found.epoch}; nothing was changed"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Manifest:
         """Return how many bytes were staged."""
         return sum(file.size for file in self.files)
 
-    def dumps(self) -> bytes:
+    def dumps(self) -> builtins.bytes:
         """Write it as JSON, always the same for the same content."""
         head = {
             "pipeline": self.key.pipeline,
@@ -64,7 +65,7 @@ class Manifest:
         return (json.dumps(head)[:-1] + ', "files": [\n' + lines + "\n]}\n").encode()
 
     @classmethod
-    def loads(cls, content: bytes) -> Manifest:
+    def loads(cls, content: builtins.bytes) -> Manifest:
         """Read what `dumps` wrote."""
         found = json.loads(content)
         return cls(
@@ -87,8 +88,8 @@ class Manifest:
 
 
 def schema_changes(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]], *, by_position: bool) -> list[str]:
-    """Say in words what stops `after` from following `before`: only new columns are fine (at the end, if by position)."""
-    found = {name: kind for name, kind in after}
+    """Say in words what stops `after` from following `before`: only new columns are fine, if by position at the end."""
+    found = dict((name, kind) for name, kind in after)  # noqa: C402 - pairs come as lists, too
     problems = [
         f"column {name!r} is missing" if name not in found else f"column {name!r} was {kind} and is now {found[name]}"
         for name, kind in before

@@ -93,7 +93,7 @@ class Source(Protocol):
         ...
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
-        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. After it their names are free."""
+        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. Then their names are free."""
         ...
 
 
@@ -108,7 +108,7 @@ class Transaction(Protocol):
         ...
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
-        """Return the newest revision of the slot's checkpoint, or of the last one; None: there is none to go on with."""
+        """Return the revision that stands for the slot's checkpoint, or the last one; None: nothing to go on with."""
         ...
 
     def revision(self, key: Key) -> Revision:
@@ -120,7 +120,7 @@ class Transaction(Protocol):
         ...
 
     def unfinished(self, pipeline: str) -> list[Revision]:
-        """Return the revisions that still have to go somewhere (live or ABORTING), decided ones first, by commit_seq."""
+        """Return the revisions that still have to go somewhere (live or ABORTING), the decided first, by commit_seq."""
         ...
 
     def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:

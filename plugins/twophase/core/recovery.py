@@ -56,7 +56,7 @@ class Observed:
     lost: Mapping[str, str] = field(default_factory=dict)
 
 
-def decide(revision: Revision, observed: Observed) -> Decision:
+def decide(revision: Revision, observed: Observed) -> Decision:  # noqa: PLR0911 - one return per row of the table
     """Say what becomes of a revision that nobody may be working on."""
     match revision.state:
         case State.COMMITTED | State.SUPERSEDED | State.ABORTED:

@@ -1,6 +1,6 @@
 """A table of files: one folder per checkpoint, made visible by one rename.
 
-    <table>/checkpoint=00000017/dt=2026-11-15/part-….parquet     visible: readers of the folder see whole checkpoints only
+    <table>/checkpoint=00000017/dt=2026-11-15/part-….parquet     visible: readers see whole checkpoints only
     <table>/checkpoint=00000017/_manifest.r1.a3.<xxh3>           the marker: empty, its name says all
     <table>.twophase/manifests/00000017.r1.a3.json               the manifest, durable before the vote
     <table>.twophase/staging/00000018.r1.a3.7c1e09ab/…           pre-committed, private to one attempt
@@ -69,8 +69,8 @@ class _Place:
     def taken_by_others(self) -> list[Path]:
         """List the folders of this attempt that a promoter took and left."""
         with os.scandir(self.taken) as entries:
-            names = [e.name for e in entries if e.name.startswith(f"{self.prefix}.") and not e.name.endswith((".junk", ".dead"))]
-        return [self.taken / name for name in names]
+            names = [entry.name for entry in entries if entry.name.startswith(f"{self.prefix}.")]
+        return [self.taken / name for name in names if not name.endswith((".junk", ".dead"))]
 
 
 class Files(Sink):
@@ -90,13 +90,14 @@ class Files(Sink):
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
         if re.match(r"[a-z][a-z0-9+.-]*://", self.path):
-            msg = f"sinks.Files {self.path!r}: needs a file system with atomic folder rename; for object stores use Delta or Iceberg"
+            msg = f"sinks.Files {self.path!r}: it needs atomic folder rename; on object stores use Delta or Iceberg"
             raise ConfigError(msg)
         if format not in FORMATS:
             msg = f"sinks.Files {self.path!r}: unknown format {format!r}, expected {', '.join(FORMATS)}"
             raise ConfigError(msg)
-        if format != "parquet" and self.options.get("compression", "none") not in COMPRESSIONS:
-            msg = f"sinks.Files {self.path!r}: compression {self.options['compression']!r}, expected {', '.join(COMPRESSIONS)}"
+        compression = self.options.get("compression", "none")
+        if format != "parquet" and compression not in COMPRESSIONS:
+            msg = f"sinks.Files {self.path!r}: compression {compression!r}, expected {', '.join(COMPRESSIONS)}"
             raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class Files(Sink):
     # --- stage -------------------------------------------------------------------------------------------------------
 
     def place(self, key: Key, attempt: int, token: str) -> Json:
-        """Name a staging folder beside the table; the token keeps it apart even if a restored record repeats epochs (R17)."""
+        """Name a staging folder beside the table; the token keeps it apart if a restored record repeats epochs."""
         name = f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"
         return {"table": self.location(), "name": name}
 
@@ -175,7 +176,7 @@ class Files(Sink):
             disk.fsync_folder(place.staged)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                msg = f"checkpoint {key}: sink {sink!r}: no space left on the device of {place.side}; nothing was committed"
+                msg = f"checkpoint {key}: sink {sink!r}: no space left for {place.side}; nothing was committed"
                 raise NoSpace(msg) from error
             raise
         hit("stage.marked")
@@ -195,7 +196,8 @@ class Files(Sink):
             path, stat = item
             full = f"{folder}/{path}"
             checksum = disk.seal_file(full)
-            return StagedFile(path, stat.st_size, stat.st_mtime_ns, count_rows(full, self.format, self.options), checksum)
+            rows = count_rows(full, self.format, self.options)
+            return StagedFile(path, stat.st_size, stat.st_mtime_ns, rows, checksum)
 
         with ThreadPoolExecutor(THREADS) as pool:
             files = list(pool.map(describe, sorted(found)))
@@ -206,12 +208,11 @@ class Files(Sink):
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Compare the staged folder with its manifest before the vote."""
         place = _Place(key, handle)
-        attempt = int(_ATTEMPT.fullmatch(place.name)[3])  # type: ignore[index] - `place` made the name
-        marker = _Marker(key.revision, attempt, manifest["digest"])
+        marker = self._marker(key, place, manifest)
         if not (place.staged / str(marker)).exists():
             msg = f"checkpoint {key}: staged folder {place.staged} has no marker {marker}; stage it again"
             raise ManifestMismatch(msg)
-        self._check_files(place.staged, self._manifest(place, key, attempt, manifest["digest"]))
+        self._check_files(place.staged, self._manifest(place, key, marker.attempt, marker.digest))
 
     def _manifest(self, place: _Place, key: Key, attempt: int, digest: str) -> Manifest:
         """Load a manifest, if it is the one that the digest stands for."""
@@ -261,7 +262,7 @@ class Files(Sink):
         return promoted or Promotion(Outcome.FAILED, f"staged output {place.staged} is gone")
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Take the staged folder, check it, and rename it into the table; start over whenever another was faster (R1)."""
+        """Take the staged folder, check it, rename it into the table; start over whenever another was faster (R1)."""
         place = _Place(key, handle)
         marker = self._marker(key, place, manifest)
         for _ in range(TRIES):
@@ -294,7 +295,7 @@ class Files(Sink):
         found: _Marker | None = marker
         if not (place.visible / str(marker)).exists():
             try:
-                names = os.listdir(place.visible)
+                names = [entry.name for entry in place.visible.iterdir()]
             except FileNotFoundError:
                 return None
             matches = [match for match in map(_MARKER.fullmatch, names) if match]
@@ -302,7 +303,7 @@ class Files(Sink):
         if found is None or found.revision < key.revision:
             holder = f"revision {found.revision}" if found else "no marker"
             return Promotion(Outcome.FAILED, f"folder {place.visible} is there already, with {holder}")
-        # Whoever counts a marker makes it durable first: the promoter may have died between its rename and its fsync (R2).
+        # Whoever counts a marker makes it durable first: its promoter may have died before its own fsync (R2).
         disk.fsync_folder(place.table)
         disk.fsync_folder(place.taken)
         if found.revision > key.revision:  # it was promoted, and replaced since

@@ -53,4 +53,4 @@ class Source(Declared):
         return False
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
-        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. After it their names are free."""
+        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. Then their names are free."""

@@ -75,9 +75,9 @@ class Files(Source):
                 raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
+        """Return the constructor's arguments; the path in full, so that it means the same everywhere."""
         return {
-            "path": self.path,
+            "path": str(self.folder),
             "format": self.format,
             "schema": self.schema,
             "options": self.options,

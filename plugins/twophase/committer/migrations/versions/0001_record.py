@@ -165,7 +165,8 @@ BEGIN
             OLD.pipeline, OLD.checkpoint_id, OLD.revision, NEW.epoch, OLD.epoch;
     END IF;
     IF OLD.commit_seq IS NOT NULL AND NEW.commit_seq IS DISTINCT FROM OLD.commit_seq THEN
-        RAISE EXCEPTION 'revision %/% r%: a decision keeps its commit_seq', OLD.pipeline, OLD.checkpoint_id, OLD.revision;
+        RAISE EXCEPTION 'revision %/% r%: a decision keeps its commit_seq',
+            OLD.pipeline, OLD.checkpoint_id, OLD.revision;
     END IF;
     IF NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN (
         ('OPEN', 'PRECOMMITTED'), ('PRECOMMITTED', 'OPEN'), ('PRECOMMITTED', 'COMMITTING'), ('COMMITTING', 'COMMITTED'),
