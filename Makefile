@@ -89,7 +89,7 @@ $(READY): requirements.txt requirements-java.txt pyproject.toml
 	@if [ -e $@ ]; then echo '→ updating $(VENV)'; rm $@; \
 	else echo '→ making $(VENV) (a minute or two)'; $(PYTHON) -m venv --clear $(VENV); fi
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(UV) pip install --quiet --python $(BIN)/python -r requirements.txt
+	@$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
 	@.ci/has-java || { echo '→ no Java 17 or newer here: installing one'; \
 		$(UV) pip install --quiet --python $(BIN)/python -r requirements-java.txt; }

@@ -109,7 +109,7 @@ def test_an_unreadable_folder_is_named(landing: Path) -> None:
     put(landing, "below/a.json")
     (landing / "below").chmod(0)
 
-    with pytest.raises(ConfigError, match="may not list .*below"):
+    with pytest.raises(ConfigError, match=r"may not list .*below"):
         source().discover()
     (landing / "below").chmod(0o700)
 
@@ -136,6 +136,16 @@ def test_a_name_that_is_not_utf8_is_refused(landing: Path) -> None:
     Path(os.fsdecode(os.fsencode(landing) + b"/\xff.json")).touch()
 
     with pytest.raises(ConfigError, match="is not UTF-8; rename the file"):
+        source().discover()
+
+
+def test_a_name_that_spark_cannot_read_is_refused(landing: Path) -> None:
+    put(landing, "03:00.json")
+    put(landing, "[1].json")
+    source().discover()
+    put(landing, "[1] 03:00.json")
+
+    with pytest.raises(ConfigError, match=r"a path with both ':' and '\['; rename the file"):
         source().discover()
 
 
@@ -201,7 +211,7 @@ def test_a_vanished_file_is_named(landing: Path) -> None:
     (landing / "below/a").unlink()
     (landing / "below").rmdir()
 
-    with pytest.raises(InputChanged, match="file below/a: expected .*, found nothing"):
+    with pytest.raises(InputChanged, match=r"file below/a: expected .*, found nothing"):
         source().check(fixed)
 
 
@@ -373,14 +383,14 @@ def test_a_crash_in_the_middle_is_finished_by_the_next_call(
         put(landing, name, name)
     files = source(after_commit=after_commit)
     fixed = everything(files)
+
+    def failing(source: Path, target: Path) -> None:
+        if source.name == "b":
+            raise KeyboardInterrupt
+        source.rename(target)
+
     with monkeypatch.context() as patch:
-        patch.setattr("twophase.sinks.disk.rename_new", lambda source, target: failing(source, target))
-
-        def failing(source: Path, target: Path) -> None:
-            if source.name == "b":
-                raise KeyboardInterrupt
-            source.rename(target)
-
+        patch.setattr("twophase.sinks.disk.rename_new", failing)
         with pytest.raises(KeyboardInterrupt):
             files.settle(17, fixed.files)
 
@@ -424,6 +434,30 @@ def test_a_new_file_that_comes_between_the_look_and_the_move_is_put_back(
     files.settle(17, fixed.files)
 
     assert content(landing) == {"a": "new"}
+
+
+def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
+    landing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes may settle at once; a file left behind would be read a second time."""
+    from twophase.sinks import disk
+
+    put(landing, "below/a", "1")
+    files = source(after_commit="delete")
+    fixed = everything(files)
+    rename, calls = disk.rename_new, []
+
+    def hindered(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            target.parent.rmdir()
+        rename(source, target)
+
+    monkeypatch.setattr("twophase.sinks.disk.rename_new", hindered)
+    files.settle(17, fixed.files)
+
+    assert len(calls) == 3
+    assert content(landing) == {}
 
 
 def test_nothing_in_the_archive_is_overwritten(landing: Path) -> None:

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"sinks", "sources", "state"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
-    frozenset({"__init__", "audits", "pipeline", "reading", "run", "testing"}),
+    frozenset({"__init__", "audits", "examples", "maintenance", "pipeline", "reading", "running", "testing"}),
     frozenset({"airflow", "cli", "web"}),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

@@ -34,8 +34,8 @@ def frame() -> Any:
         (lambda spark, words: (spark, words), ("the session", "the words")),
         (lambda context: context.checkpoint_id, 17),
         (lambda **reads: reads, READS),
-        (lambda words, **others: others, {"stops": "the stops"}),
-        (lambda words, limit=3: limit, 3),
+        (lambda words, **others: (words, others), ("the words", {"stops": "the stops"})),
+        (lambda words, limit=3: (words, limit), ("the words", 3)),
     ],
 )
 def test_a_transform_gets_what_its_parameters_name(function: Callable[..., Any], got: Any) -> None:
@@ -95,11 +95,10 @@ def test_columns_are_named_by_spark_type_without_nullability() -> None:
 
 
 def test_a_users_exception_is_one_line_with_its_place() -> None:
-    try:
+    with pytest.raises(ValueError, match="nine") as caught:
         int("nine\nlives")
-    except ValueError as error:
-        line = one_line(error)
 
+    line = one_line(caught.value)
     assert line.startswith("ValueError: invalid literal for int()")
     assert line.rstrip(")").rpartition("(")[2].startswith("test_transform_call.py:")
 
@@ -126,7 +125,7 @@ ZeroDivisionError: division by zero
 
 
 def test_the_deepest_cause_of_a_java_error_is_shown() -> None:
-    text = "An error occurred while calling o70.parquet.\n: org.X: aborted\n\tat a.b\nCaused by: java.io.IOException: No space left"
+    text = "An error occurred while calling o7.x.\n: org.X: no\n\tat a.b\nCaused by: java.io.IOException: No space left"
 
     assert one_line(RuntimeError(text)) == "RuntimeError: java.io.IOException: No space left"
 

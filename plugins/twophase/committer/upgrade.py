@@ -5,59 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from twophase.committer.tables import SCHEMA
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from alembic.config import Config
     from sqlalchemy import Connection, Engine
+
+#: The version of the record that this code expects: the last of the migrations, in order.
+VERSIONS = ("0001",)
+HEAD = VERSIONS[-1]
 
 #: One number for everybody who migrates this record ("twophase" in bytes, cut to 63 bits).
 LOCK = int.from_bytes(b"twophase") & (2**63 - 1)
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    return config
-
-
-def head() -> str:
-    """Return the version that this code expects."""
-    version = ScriptDirectory.from_config(_config()).get_current_head()
-    if version is None:
-        msg = "the installation has no migrations; install twophase again"
-        raise ConfigError(msg)
-    return version
-
-
 def current(connection: Connection) -> str | None:
     """Return the version of the record in a database; None: there is none."""
-    context = MigrationContext.configure(
-        connection, opts={"version_table": "schema_version", "version_table_schema": SCHEMA}
-    )
-    return context.get_current_revision()
+    if connection.execute(text("SELECT to_regclass('twophase.schema_version')")).scalar() is None:
+        return None
+    found: str | None = connection.execute(text("SELECT version_num FROM twophase.schema_version")).scalar()
+    return found
 
 
 def check(connection: Connection) -> None:
     """Raise ConfigError unless the record in a database is of this code's version."""
     found = current(connection)
-    if found == head():
+    if found == HEAD:
         return
     _refuse_newer(found)
-    msg = f"committer database: expected record version {head()}, found {found or 'none'}; run `twophase db upgrade`"
+    msg = f"committer database: expected record version {HEAD}, found {found or 'none'}; run `twophase db upgrade`"
     raise ConfigError(msg)
 
 
 def _refuse_newer(found: str | None) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found is not None and found not in known:
-        msg = f"committer database: its record {found} is newer than this code's {head()}; install a newer twophase"
+    if found is not None and found not in VERSIONS:
+        msg = f"committer database: its record {found} is newer than this code's {HEAD}; install a newer twophase"
         raise ConfigError(msg)
 
 
@@ -65,13 +50,24 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     """Migrate, one process at a time; return the version before and after."""
     with engine.begin() as connection:
         before = current(connection)
-        if before != head():
+        if before != HEAD:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             before = current(connection)  # another process may have done it meanwhile
             _refuse_newer(before)
-        if before != head():
+        if before != HEAD:
+            from alembic import command
+
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-            config = _config()
+            config = alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-        return before, head()
+        return before, HEAD
+
+
+def alembic_config() -> Config:
+    """Return Alembic's configuration: where the migrations are."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

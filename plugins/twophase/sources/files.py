@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 FORMATS = ("json", "csv", "parquet", "text")
 AFTER_COMMIT = ("keep", "archive", "delete")
 
-#: Spark would take a path for a glob pattern and look for other files than the one that is named so.
-_AS_NAMED = {"__globPaths__": "false"}
+#: Spark takes a path with one of these for a pattern. Its option against that, `__globPaths__`, reads every file once
+#: more for each such path, so they are escaped; and then Hadoop cannot have a colon in the same path.
+_PATTERN = re.compile(r"[][{}*?\\]")
 #: Hadoop's local file system looks for a checksum file beside each file, and cannot name one with a colon in it.
 _WITH_COLONS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 #: Above this many paths Spark starts a job of up to 10,000 tasks to look at them: three times slower on local files.
@@ -101,7 +103,7 @@ class Files(Source):
         return str(self.folder)
 
     def shown(self, file: InputFile) -> str:
-        """Return a file's path as the user declared the folder."""
+        """Return a file's path below the folder as it was declared."""
         return f"{self.path.rstrip('/')}/{file.path}"
 
     # --- at begin ----------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class Files(Source):
                 stat = entry.stat()
             except FileNotFoundError:  # removed since it was listed
                 continue
-            if not name.isascii():
+            if ":" in name or not name.isascii():
                 self._check_name(below + name)
             found.append(InputFile(below + name, stat.st_size, stat.st_mtime_ns))
 
@@ -178,6 +180,10 @@ class Files(Source):
         except UnicodeEncodeError as error:
             msg = f"files source {self.path}: file name {os.fsencode(path)!r} is not UTF-8; rename the file"
             raise ConfigError(msg) from error
+        if ":" in path and (found := _PATTERN.search(f"{self.folder}/{path}")):
+            both = f"both ':' and {found[0]!r}"
+            msg = f"files source {self.path}: file {path}: Spark cannot read a path with {both}; rename the file"
+            raise ConfigError(msg)
 
     def fix(self, found: list[InputFile], progress: Progress) -> Input:
         """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone."""
@@ -216,7 +222,7 @@ class Files(Source):
             reader = reader.schema(self.schema)
         root = self.folder.as_posix()
         with _listed_in_the_driver(spark):
-            return reader.load([f"file://{root}/{file.path}" for file in fixed.files])
+            return reader.load([f"file://{_literal(f'{root}/{file.path}')}" for file in fixed.files])
 
     def _nothing(self, spark: SparkSession) -> DataFrame:
         schema = self.schema or ("value string" if self.format == "text" else None)
@@ -230,7 +236,7 @@ class Files(Source):
 
     def _options(self, fixed: Input) -> dict[str, Any]:
         """Return the reader's options: nothing is skipped or guessed silently unless the user asked for it."""
-        strict: dict[str, Any] = {**_AS_NAMED, "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+        strict: dict[str, Any] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
         if any(":" in file.path.rpartition("/")[2] for file in fixed.files):
             strict |= _WITH_COLONS
         if self.format in {"json", "csv"}:
@@ -270,42 +276,43 @@ class Files(Source):
         """
         if not self.settles:
             return
-        taken = self.archive / f"checkpoint={checkpoint_id:08d}"
-        touched: set[Path] = set()
+        root, taken = self.folder, self.archive / f"checkpoint={checkpoint_id:08d}"
+        below: set[str] = set()
         for file in files:
-            self._take(file, taken, touched)
-            if self.after_commit == "delete" and _identity(taken / file.path) == (file.size, file.mtime_ns):
-                (taken / file.path).unlink(missing_ok=True)
+            below.add(file.path.rpartition("/")[0])
+            source, target = f"{root}/{file.path}", f"{taken}/{file.path}"
+            self._take(source, target, (file.size, file.mtime_ns))
+            if self.after_commit == "delete" and _identity(target) == (file.size, file.mtime_ns):
+                Path(target).unlink(missing_ok=True)
         if self.after_commit == "delete":
             _remove_empty(taken)
-        for folder in sorted(touched):
-            if folder.is_dir():
-                disk.fsync_folder(folder)
+        _make_durable(root, taken, below)
         hit("settle.moved")
 
-    def _take(self, file: InputFile, taken: Path, touched: set[Path]) -> None:
+    def _take(self, source: str, target: str, expected: tuple[int, int]) -> None:
         """Move one file out of the landing folder, if it is the one that was read.
 
         It is looked at again after the move: whoever was stopped in between may have moved a newer one.
         """
-        source, target = self.folder / file.path, taken / file.path
-        expected = (file.size, file.mtime_ns)
-        touched.update({source.parent, target.parent, *target.parent.parents[: len(Path(file.path).parents) + 1]})
-        if _identity(source) != expected:
-            if (there := _identity(target)) not in {None, expected}:
-                raise self._occupied(source, target, there)
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            disk.rename_new(source, target)
-        except FileExistsError as error:
-            raise self._occupied(source, target, _identity(target)) from error
-        except FileNotFoundError:  # another process was faster
+        while _identity(source) == expected:
+            try:
+                disk.rename_new(Path(source), Path(target))
+            except FileExistsError as error:
+                raise self._occupied(source, target) from error
+            except FileNotFoundError:  # no folder yet, or another process was faster or has just removed the folder
+                Path(target).parent.mkdir(parents=True, exist_ok=True)
+                continue
+            if _identity(target) not in {None, expected}:
+                try:
+                    disk.rename_new(Path(target), Path(source))
+                except FileExistsError as error:
+                    raise self._occupied(source, target) from error
             return
         if _identity(target) not in {None, expected}:
-            disk.rename_new(target, source)
+            raise self._occupied(source, target)
 
-    def _occupied(self, source: Path, target: Path, there: tuple[int, int] | None) -> ConfigError:
+    def _occupied(self, source: str, target: str) -> ConfigError:
+        there = _identity(target)
         found = "nothing any more" if there is None else _words(*there)
         msg = f"files source {self.path}: {source} cannot go to {target}, which holds {found}; move one of them away"
         return ConfigError(msg)
@@ -320,8 +327,23 @@ def _identity(path: Path | str) -> tuple[int, int] | None:
     return stat.st_size, stat.st_mtime_ns
 
 
+def _literal(path: str) -> str:
+    """Return a path so that Spark finds just the file of that name."""
+    return _PATTERN.sub(r"\\\g<0>", path)
+
+
 def _words(size: int, mtime_ns: int) -> str:
     return f"{size} bytes modified at {mtime_ns / 1e9:.6f}"
+
+
+def _make_durable(root: Path, taken: Path, below: Iterable[str]) -> None:
+    """Make the moves durable: the folders that files left, those they went to, and all that lead there."""
+    folders = {root.parent, taken.parent, taken}
+    for path in below:
+        folders |= {root / path, *(taken / part for part in (path, *map(str, Path(path).parents)))}
+    for folder in sorted(folders):
+        if folder.is_dir():
+            disk.fsync_folder(folder)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -1,0 +1,7 @@
+"""`python -m twophase.cli` is `twophase`."""
+
+from __future__ import annotations
+
+from twophase.cli import main
+
+main()

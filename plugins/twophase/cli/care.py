@@ -1,0 +1,267 @@
+"""Keep the promise over time: `recover`, `sweep`, `verify`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twophase.cli.output import Json, complain, console, error, print_json, say, state, table
+from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
+
+if TYPE_CHECKING:
+    from twophase.committer.record import PostgresRecord
+    from twophase.core.checkpoint import Revision
+    from twophase.core.coordinator import Coordinator
+    from twophase.core.recovery import Decision
+    from twophase.maintenance import Difference
+
+Some = Annotated[str | None, typer.Argument(help="Only this pipeline; default: all of them.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (recover, sweep, verify):
+        app.command(rich_help_panel="Take care")(command)
+
+
+def _names(record: PostgresRecord, pipeline: str | None) -> list[str]:
+    from twophase.committer import queries
+
+    if pipeline is not None:
+        return [pipeline]
+    with record.engine.connect() as connection:
+        return queries.names(connection)
+
+
+# --- recover ---------------------------------------------------------------------------------------------------------
+
+
+def recover(
+    pipeline: Some = None,
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for those who work on something.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Finish what a crash left, from the record alone. Exits 1 when something is parked and needs a person."""
+    from twophase.cli.opening import opened
+    from twophase.maintenance import load
+    from twophase.running import coordinator
+
+    told: list[dict[str, Any]] = []
+    failed = False
+    with opened() as record:
+        for name in _names(record, pipeline):
+            try:
+                told += _recover(coordinator(record, load(record, name)), wait=wait, quiet=as_json)
+            except StoreUnavailable:
+                raise
+            except (OSError, TwophaseError) as caught:  # its other pipelines may well be recovered
+                if pipeline is not None and isinstance(caught, ConfigError):
+                    raise
+                error(ConfigError(f"pipeline {name!r}: {caught}"))
+                failed = failed or isinstance(caught, ConfigError)
+    if as_json:
+        print_json(told)
+    elif not told:
+        say("nothing to recover")
+    if failed or any(one["parked_reason"] for one in told):
+        raise typer.Exit(1)
+
+
+def _recover(coordinator: Coordinator, *, wait: bool, quiet: bool) -> list[dict[str, Any]]:
+    """Recover one pipeline; say what was decided as it goes."""
+    from twophase.core import recovery
+    from twophase.running import GRACE
+
+    told: dict[tuple[int, int], dict[str, Any]] = {}
+    while True:
+        decisions = recovery.recover(coordinator)
+        busy = [revision for revision, _ in decisions if revision.leased]
+        for revision, decision in decisions:
+            if wait and revision.leased:
+                complain(f"{revision.key}: {_why(revision, decision)}; waiting for it", style="dim")
+                continue
+            one = _told(coordinator, revision, decision)
+            told[revision.checkpoint_id, revision.revision] = one
+            if not quiet:
+                _say(revision, one)
+        if not (wait and busy):
+            return list(told.values())
+        threading.Event().wait(max(revision.lease_left or 0 for revision in busy) + GRACE)
+
+
+def _told(coordinator: Coordinator, revision: Revision, decision: Decision) -> dict[str, Any]:
+    now = coordinator.transact(lambda tx: tx.revision(revision.key))
+    return {
+        "pipeline": revision.key.pipeline,
+        "checkpoint_id": revision.checkpoint_id,
+        "revision": revision.revision,
+        "state": now.state,
+        "decision": _WORDS[type(decision).__name__],
+        "why": _why(revision, decision),
+        "parked_reason": now.parked_reason,
+    }
+
+
+_WORDS = {"RollForward": "promoted", "RollBack": "aborted", "Leave": "left", "Park": "parked"}
+
+
+def _why(revision: Revision, decision: Decision) -> str:
+    from twophase.core.recovery import Leave, Park, RollForward
+    from twophase.core.states import State
+
+    if isinstance(decision, Leave | Park):
+        return decision.reason
+    if isinstance(decision, RollForward):
+        return "the commit point was passed"
+    if revision.state is State.ABORTING:
+        return "the abort was decided"
+    return f"its run {revision.run} ended before the commit point"
+
+
+def _say(revision: Revision, one: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    colours = {"promoted": "green", "aborted": "magenta", "left": "yellow", "parked": "bold red"}
+    say(
+        Text.assemble(
+            (str(revision.key), "bold"),
+            ": ",
+            (one["decision"], colours[one["decision"]]),
+            ", ",
+            one["why"],
+            " (now ",
+            state(one["state"], one["parked_reason"]),
+            ")",
+        )
+    )
+
+
+# --- sweep -----------------------------------------------------------------------------------------------------------
+
+
+def sweep(
+    pipeline: Some = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what the record says is dead: staged output of aborted and replaced attempts, their run folders."""
+    from twophase import maintenance
+    from twophase.cli.opening import opened
+
+    swept: list[dict[str, str]] = []
+    failed = False
+    with opened() as record:
+        for name in _names(record, pipeline):
+            try:
+                for one in maintenance.sweep(record, maintenance.load(record, name), dry_run=dry_run):
+                    swept.append(one._asdict())
+                    if not as_json:
+                        say(f"{'would remove' if dry_run else 'removed'} {one.path}: {one.why}")
+            except StoreUnavailable:
+                raise
+            except (OSError, TwophaseError) as caught:
+                if pipeline is not None and isinstance(caught, ConfigError):
+                    raise
+                error(ConfigError(f"pipeline {name!r}: {caught}"))
+                failed = True
+    if as_json:
+        print_json(swept)
+    elif not swept and not failed:
+        say("nothing to sweep")
+    if failed:
+        raise typer.Exit(1)
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+def verify(
+    pipeline: Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)], *, as_json: Json = False
+) -> None:
+    """Compare every committed checkpoint with what each sink holds, byte by byte. Exits 1 when they differ."""
+    from twophase import maintenance
+    from twophase.cli.opening import opened
+
+    differences: list[Difference] = []
+    checked = 0
+    with opened() as record:
+        declared = maintenance.load(record, pipeline)
+        total = _committed(record, pipeline) * len(declared.writes)
+        with _bar(f"verifying {pipeline}", total) as advance:
+            try:
+                for found in maintenance.verify(record, declared):
+                    if found is None:
+                        checked += 1
+                        advance()
+                    else:
+                        differences.append(found)
+            except OSError as caught:
+                msg = f"pipeline {pipeline!r}: cannot be verified: {caught}"
+                raise ConfigError(msg) from caught
+            finally:
+                if as_json:
+                    print_json([one._asdict() for one in differences])
+                elif differences:
+                    _differences(differences)
+    if differences:
+        raise typer.Exit(1)
+    if not as_json:
+        say(_verdict(pipeline, checked, list(declared.writes)))
+
+
+def _committed(record: PostgresRecord, pipeline: str) -> int:
+    from sqlalchemy import func, select
+
+    from twophase.committer.tables import revision
+    from twophase.core.states import State
+
+    r = revision.c
+    query = select(func.count()).where((r.pipeline == pipeline) & (r.state == State.COMMITTED))
+    with record.engine.connect() as connection:
+        return int(connection.execute(query).scalar_one())
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Any]:
+    """Show how far it is, on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    target = console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=target,
+        transient=True,
+        disable=not target.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _differences(differences: list[Difference]) -> None:
+    from rich.text import Text
+
+    table(
+        ["pipeline", "checkpoint", "sink", "difference"],
+        (
+            [d.pipeline, "" if d.checkpoint_id is None else str(d.checkpoint_id), d.sink, Text(d.difference)]
+            for d in differences
+        ),
+        right=["checkpoint"],
+    )
+
+
+def _verdict(pipeline: str, checked: int, sinks: list[str]) -> str:
+    if not checked:
+        return f"{pipeline}: nothing is committed, and nothing is there"
+    count = checked // len(sinks)
+    return f"{pipeline}: {count} checkpoint{'' if count == 1 else 's'} verified in {', '.join(sinks)}: all as recorded"

@@ -1,0 +1,167 @@
+"""How things look: tables and colours on a terminal, plain and untruncated text elsewhere, JSON when asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the record's column names.")]
+
+#: Where nobody's screen ends, nothing is cut off.
+_WIDE = 100_000
+
+#: Headings of columns that may take several lines on a terminal.
+LONG = frozenset({"dag", "difference", "error", "parked", "reason", "run", "slot", "what has happened", "who", "why"})
+#: Headings of columns that a narrow terminal does without: `show` has them.
+_SPARE = frozenset({"dag", "run"})
+_NARROW = 100
+
+STYLES = {
+    "OPEN": "blue",
+    "PRECOMMITTED": "cyan",
+    "COMMITTING": "yellow",
+    "COMMITTED": "green",
+    "SUPERSEDED": "dim",
+    "ABORTING": "magenta",
+    "ABORTED": "red",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for what is asked for, or for what is told on the way (stderr)."""
+    from rich.console import Console
+
+    found = Console(stderr=stderr, highlight=False, emoji=False)
+    if not found.is_terminal:
+        found.width = _WIDE
+    return found
+
+
+def say(text: str | Text) -> None:
+    """Print one line of what was asked for."""
+    console().print(text, soft_wrap=True, markup=False)
+
+
+def complain(text: str | Text, style: str = "") -> None:
+    """Print one line about it, apart from what was asked for."""
+    console(stderr=True).print(text, soft_wrap=True, markup=False, style=style)
+
+
+def error(caught: BaseException) -> None:
+    """Print an error as one line."""
+    from rich.text import Text
+
+    complain(Text.assemble(("error:", "bold red"), " ", " ".join(str(caught).split())))
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 - whatever is shown
+    """Print JSON; times are ISO 8601, intervals seconds."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def _plain(value: object) -> str | float:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = (), title: str = ""
+) -> None:
+    """Print a table: `right` names the columns of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    target = console()
+    made = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD if target.is_terminal else None,
+        header_style="bold",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        made.add_column(column, justify=justify, no_wrap=column not in LONG, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    target.print(made)
+
+
+def listing(found: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]], *, title: str = "") -> None:
+    """Print rows of the record; `columns` are (heading, name). Columns that nothing is in are left out."""
+    spare = _SPARE if console().width < _NARROW else ()
+    shown = [
+        (heading, name)
+        for heading, name in columns
+        if heading not in spare and any(row[name] not in (None, "") for row in found)
+    ]
+    numbers = [heading for heading, name in shown if any(type(row[name]) is int for row in found)]
+    table(
+        [heading for heading, _ in shown],
+        ([cell(name, row[name]) for _, name in shown] for row in found),
+        right=numbers,
+        title=title,
+    )
+
+
+def cell(name: str, value: Any) -> str | Text:  # noqa: ANN401 - a column of the record
+    """Return a value of the record as people read it."""
+    from rich.text import Text
+
+    if value is None:
+        return ""
+    if name in {"state", "from_state", "to_state"}:
+        return state(value)
+    if name in {"bytes", "size"}:
+        return size(value)
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return Text(str(value)) if not isinstance(value, int) else f"{value:,}" if name == "rows" else str(value)
+
+
+def state(value: str, parked: object = None) -> Text:
+    """Return a state in its colour."""
+    from rich.text import Text
+
+    found = Text(str(value), style=STYLES.get(str(value), ""))
+    return found.append(" parked", style="bold red") if parked else found
+
+
+def size(value: int | None) -> str:
+    """Return a number of bytes as people read it."""
+    from rich.filesize import decimal
+
+    return "" if value is None else decimal(value).replace("bytes", "B").replace("byte", "B")
+
+
+def moment(value: datetime | None) -> str:
+    """Return a time of this machine's zone: short where the rest goes without saying."""
+    if value is None:
+        return ""
+    local = value.astimezone()
+    if not console().is_terminal:
+        return f"{local:%Y-%m-%d %H:%M:%S}"
+    now = datetime.now().astimezone()
+    if local.date() == now.date():
+        return f"{local:%H:%M:%S}"
+    return f"{local:%b %d %H:%M}" if local.year == now.year else f"{local:%Y-%m-%d}"

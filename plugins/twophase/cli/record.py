@@ -1,0 +1,193 @@
+"""Look at the record: `pipelines`, `checkpoints`, `show`, `failpoints`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from twophase.cli.output import Json, cell, complain, listing, print_json, say, size, state, table
+from twophase.core.states import State
+
+#: (heading, column) of a listing of checkpoints, in the order people look for them.
+CHECKPOINTS = (
+    ("checkpoint", "checkpoint_id"),
+    ("rev", "revision"),
+    ("state", "state"),
+    ("kind", "kind"),
+    ("slot", "slot"),
+    ("seq", "commit_seq"),
+    ("rows", "rows"),
+    ("bytes", "bytes"),
+    ("created", "created_at"),
+    ("committed", "committed_at"),
+    ("dag", "dag_id"),
+    ("run", "run_id"),
+    ("error", "error"),
+    ("parked", "parked_reason"),
+)
+#: How many input files `show` names before it only counts them.
+FILES = 10
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (pipelines, checkpoints, show, failpoints):
+        app.command(rich_help_panel="Look")(command)
+
+
+def pipelines(*, as_json: Json = False) -> None:
+    """List the pipelines: last commit, and how many revisions are pending."""
+    from twophase.cli.opening import connected
+    from twophase.committer import queries
+
+    with connected() as connection:
+        found = queries.pipelines(connection)
+    if as_json:
+        print_json(found)
+    elif not found:
+        complain("no pipelines in the record yet; `twophase run FILE` enters one")
+    else:
+        columns = (
+            ("pipeline", "pipeline"),
+            ("last checkpoint", "last_checkpoint"),
+            ("seq", "last_commit_seq"),
+            ("committed", "last_committed_at"),
+            ("pending", "pending"),
+        )
+        listing(found, columns)
+
+
+def checkpoints(
+    pipeline: Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)],
+    *,
+    wanted: Annotated[
+        State | None,
+        typer.Option("--state", case_sensitive=False, help="Only revisions in this state.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    before: Annotated[
+        int | None, typer.Option(min=1, help="Only checkpoints below this id.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List a pipeline's checkpoints, newest first, every revision a line."""
+    from twophase.cli.opening import connected
+    from twophase.committer import queries
+
+    with connected() as connection:
+        found = queries.checkpoints(connection, pipeline, state=wanted, before=before, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        complain(f"pipeline {pipeline!r}: no such checkpoint")
+        return
+    hidden = {"kind"} if all(row["kind"] == "regular" for row in found) else set()
+    listing(found, [column for column in CHECKPOINTS if column[1] not in hidden])
+    if len(found) == limit:
+        last = found[-1]
+        # The page may have ended between two revisions of one checkpoint: show that one again rather than lose one.
+        after = last["checkpoint_id"] + (last["revision"] > 1)
+        complain(f"older ones: --before {after}", style="dim")
+
+
+def show(
+    pipeline: Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)],
+    checkpoint_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="The checkpoint's id.", show_default=False)],
+    *,
+    revision: Annotated[
+        int | None, typer.Option(min=1, help="This revision, not the newest.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show one checkpoint whole: its state, input, participants and every event."""
+    from twophase.cli.opening import connected
+    from twophase.committer import queries
+
+    with connected() as connection:
+        found = queries.show(connection, pipeline, checkpoint_id, revision)
+    if as_json:
+        print_json(found)
+        return
+    _show_revision(found)
+    _show_inputs(found["inputs"])
+    _show_participants(found["participants"])
+    _show_events(found["events"])
+
+
+def _show_revision(found: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    key = f"{found['pipeline']}/{found['checkpoint_id']} r{found['revision']}"
+    say(Text.assemble((key, "bold"), "  ", state(found["state"], found["parked_reason"])))
+    names = [name for _, name in CHECKPOINTS if name not in {"checkpoint_id", "revision", "state"}]
+    facts = {"epoch": found["epoch"], **{name: found[name] for name in names if found[name] is not None}}
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        say(Text.assemble((f"  {name:<{width}}  ", "dim"), cell(name, value)))
+
+
+def _show_inputs(inputs: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    for source, fixed in inputs.items():
+        if "ranges" in fixed:
+            ranges = ", ".join(f"{part} [{start}, {end})" for part, (start, end) in fixed["ranges"].items())
+            say(Text.assemble("\n", ("input ", "bold"), f"{source}: {ranges}"))
+            continue
+        count, paths = fixed["files"], fixed["paths"]
+        of = f"{count} file{'' if count == 1 else 's'}, {size(fixed['bytes'])}"
+        say(Text.assemble("\n", ("input ", "bold"), f"{source}: {of}"))
+        for file in paths[:FILES]:
+            gone = "  (archived or deleted since)" if file["gone_at"] else ""
+            say(Text.assemble(f"  {file['path']}  ", (size(file["size"]) + gone, "dim")))
+        if count > FILES:
+            say(Text(f"  … and {count - FILES} more; --json lists them", style="dim"))
+
+
+def _show_participants(participants: list[dict[str, Any]]) -> None:
+    if not participants:
+        return
+    say("")
+    rows = [{**p, **{name: p["manifest"].get(name) for name in ("rows", "bytes", "files")}} for p in participants]
+    columns = ("name", "kind", "attempt", "vote", "rows", "files", "bytes", "promoted_at", "reason")
+    listing(rows, [(name.removesuffix("_at"), name) for name in columns], title="participants")
+
+
+def _show_events(events: list[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    def what(event: Mapping[str, Any]) -> Text:
+        if not event["to_state"]:
+            return Text(event["action"])
+        return state(event["to_state"])
+
+    say("")
+    table(
+        ["at", "rev", "epoch", "what", "why", "who"],
+        (
+            [
+                cell("at", event["at"]),
+                f"r{event['revision']}",
+                str(event["epoch"]),
+                what(event),
+                Text(event["why"] or ""),
+                Text(event["who"] or "", style="dim"),
+            ]
+            for event in events
+        ),
+        right=["epoch"],
+        title="events",
+    )
+
+
+def failpoints(*, as_json: Json = False) -> None:
+    """List the places where a test may kill, stop or fail a process: TWOPHASE_FAILPOINTS="name=kill"."""
+    from twophase.core.failpoints import FAILPOINTS
+
+    if as_json:
+        print_json([{"name": name, "description": what} for name, what in FAILPOINTS.items()])
+    else:
+        table(["failpoint", "what has happened"], FAILPOINTS.items())

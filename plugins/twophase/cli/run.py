@@ -1,0 +1,201 @@
+"""`twophase run`: checkpoints without Airflow."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twophase.cli.output import Json, complain, console, listing, print_json
+from twophase.core.errors import AttemptFailed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from twophase.core.checkpoint import Revision
+
+#: How much of a user's traceback is shown.
+TAIL = 20
+
+RESULT = (
+    ("pipeline", "pipeline"),
+    ("checkpoint", "checkpoint_id"),
+    ("rev", "revision"),
+    ("state", "state"),
+    ("seq", "commit_seq"),
+    ("rows", "rows"),
+    ("bytes", "bytes"),
+)
+
+_LOG = re.compile(r"its? log is (.+)$|the log is (.+)$|output is in (.+)$")
+_KEY = re.compile(r"[a-z][a-z0-9_]*/\d+ r\d+")
+_NOT_THE_USERS = re.compile(r'File "[^"]*/(twophase/spark|pyspark|py4j)/')
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(rich_help_panel="Run")(run)
+
+
+def _pairs(values: list[str]) -> list[str]:
+    for value in values:
+        if not value.partition("=")[1] or not value.partition("=")[0]:
+            msg = f"expected key=value, found {value!r}"
+            raise typer.BadParameter(msg)
+    return values
+
+
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[:NAME]",
+            help="A Python file that declares a pipeline; NAME is its variable or its own name.",
+            show_default=False,
+        ),
+    ],
+    *,
+    drain: Annotated[bool, typer.Option("--drain", help="Go on until there is no new input.")] = False,
+    master: Annotated[
+        str | None, typer.Option(help="Where Spark runs, as for spark-submit.", show_default="local[*]")
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            callback=lambda value: _pairs(value or []),
+            help="A setting of Spark's; may be repeated.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take one checkpoint through, exactly once; what a crash left is finished first."""
+    from twophase.cli.loading import load
+    from twophase.running import Runner, stager_for
+
+    pipeline = load(target)
+    settings = {key: value for key, _, value in (pair.partition("=") for pair in conf or ())}
+    done: list[dict[str, Any]] = []
+    try:
+        with _story(), Runner(pipeline, stager_for(pipeline, master=master, conf=settings)) as runner:
+            while (revision := runner.run()) is not None:
+                done.append(columns(revision))
+                if not drain:
+                    break
+    except AttemptFailed as failed:
+        show_traceback(failed)
+        raise
+    finally:
+        if as_json:
+            print_json(done)
+        elif done:
+            listing(done, RESULT)
+    if revision is None:
+        complain(f"{pipeline.name}: no new input")
+
+
+def columns(revision: Revision) -> dict[str, Any]:
+    """Return a revision under the record's column names."""
+    run = revision.run
+    return {
+        "pipeline": revision.key.pipeline,
+        "checkpoint_id": revision.checkpoint_id,
+        "revision": revision.revision,
+        "state": revision.state,
+        "epoch": revision.epoch,
+        "kind": revision.kind,
+        "slot": revision.slot,
+        "commit_seq": revision.commit_seq,
+        "rows": revision.rows,
+        "bytes": revision.bytes,
+        "created_at": revision.created_at,
+        "committed_at": revision.committed_at,
+        "dag_id": run.dag_id if run else None,
+        "run_id": run.run_id if run else None,
+        "error": revision.error,
+        "parked_reason": revision.parked_reason,
+    }
+
+
+# --- the story -------------------------------------------------------------------------------------------------------
+
+
+class _Lines(logging.Handler):
+    """Prints what the log says as short lines."""
+
+    def __init__(self, target: Console) -> None:
+        super().__init__(logging.INFO)
+        self.target = target
+
+    def emit(self, entry: logging.LogRecord) -> None:
+        from rich.text import Text
+
+        line = Text(self.format(entry), style="yellow" if entry.levelno >= logging.WARNING else "")
+        line.highlight_regex(_KEY, "bold")
+        line.highlight_words(["pre-committed"], "cyan")
+        line.highlight_words(["committed,"], "green")
+        line.highlight_words(["failed, aborting"], "red")
+        self.target.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _story() -> Iterator[None]:
+    """Tell on stderr what happens, with a clock below it on a terminal."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    target = console(stderr=True)
+    log = logging.getLogger("twophase")
+    before = log.level, log.propagate
+    lines = _Lines(target)
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    clock = Progress(
+        SpinnerColumn(),
+        TextColumn("working"),
+        TimeElapsedColumn(),
+        console=target,
+        transient=True,
+        disable=not target.is_terminal,
+    )
+    try:
+        with clock:
+            clock.add_task("working", total=None)
+            yield
+    finally:
+        log.removeHandler(lines)
+        log.level, log.propagate = before
+
+
+def show_traceback(failed: AttemptFailed) -> None:
+    """Print the end of what the user's code raised, from the log that the error names."""
+    match = _LOG.search(str(failed))
+    path = Path(next(filter(None, match.groups()))) if match else None
+    if type(failed) is not AttemptFailed or path is None or not path.is_file():
+        return
+    for line in tail(path.read_text(encoding="utf-8", errors="replace")):
+        complain(line, style="dim")
+
+
+def tail(log: str) -> list[str]:
+    """Return the last traceback of a log without Spark's frames and ours, or its last lines when there is none."""
+    lines = log.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    if not starts:
+        return lines[-TAIL:]
+    kept = [lines[starts[-1]]]
+    users = True
+    for line in lines[starts[-1] + 1 :]:
+        if line.startswith("  File "):
+            users = not _NOT_THE_USERS.search(line)
+        elif not line.startswith(" "):
+            kept.append(line)
+            break
+        if users:
+            kept.append(line)
+    return kept if len(kept) <= TAIL else [kept[0], *kept[1 - TAIL :]]

@@ -1,0 +1,67 @@
+"""Every failpoint, killed and raised, in real processes on a real PostgreSQL: no record lost, doubled or half visible.
+
+The table is written by pyarrow and read by DuckDB. A new failpoint is in the matrix as soon as it exists: if no scenario
+reaches it, its case fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import scenarios
+from factories import land_words
+from processes import call
+
+from twophase.committer.record import PostgresRecord
+from twophase.core.failpoints import FAILPOINTS
+
+pytestmark = pytest.mark.chaos
+
+#: What a process must do to get to a failpoint; all others are on the way of a plain run.
+ON_THE_WAY_OF = {"abort": scenarios.fail, "recover": scenarios.recover, "sweep": scenarios.sweep}
+
+
+@pytest.fixture(autouse=True)
+def _short_lease(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
+
+
+def check(record: PostgresRecord, rows: list[dict[str, object]]) -> None:
+    with record.engine.connect() as connection:
+        scenarios.check_never_wrong(rows, connection)
+        scenarios.check_story(connection)
+
+
+@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_a_crash_anywhere_loses_doubles_and_shows_nothing(
+    failpoint: str, action: str, record: PostgresRecord, home: Path
+) -> None:
+    victim: Callable[[], None] = ON_THE_WAY_OF.get(failpoint.partition(".")[0], scenarios.run)
+    rows = land_words(files=2)
+    assert call(scenarios.run, log=home / "first.log").wait() == 0
+    rows += land_words(files=3, start=2)
+    if victim is scenarios.sweep:  # something dead to sweep: an attempt that another one replaced
+        call(scenarios.run, log=home / "dead.log", failpoints="vote.before=kill")
+        call(scenarios.run, log=home / "second.log")
+
+    crashed = call(victim, log=home / "crash.log", failpoints=f"{failpoint}={action}")
+
+    assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
+    assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
+    check(record, rows)
+    for number in (1, 2):
+        recovered = call(scenarios.recover, log=home / f"recover{number}.log")
+        assert recovered.wait() == 0, recovered.said
+        check(record, rows)
+    drained = call(scenarios.drain, log=home / "drain.log")
+    assert drained.wait() == 0, drained.said
+    check(record, rows)
+    scenarios.check_all_there(rows)
+    assert call(scenarios.sweep, log=home / "sweep.log").wait() == 0
+    with record.engine.connect() as connection:
+        scenarios.check_finished(connection)
+        scenarios.check_story(connection)
+    scenarios.check_verified()

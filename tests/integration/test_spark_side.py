@@ -1,0 +1,440 @@
+"""The Spark side of an attempt, on a real Spark: reading, calling, checking, staging, and the child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from spark_session import CHEAP
+from twophase import sinks
+from twophase.core import failpoints
+from twophase.core.checkpoint import Input, Json, Key
+from twophase.core.errors import AttemptFailed, BadRecord, ConfigError, InputChanged, SchemaChanged
+from twophase.sinks.base import Sink
+from twophase.sources import Files
+from twophase.spark.plan import Plan
+from twophase.spark.stage import Context, stage
+from twophase.spark.submit import ROOT, SparkSubmit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+Transform = Callable[..., Any]
+
+
+class Kept(Sink):
+    """A sink that keeps the rows in this process, and can remove the input as soon as it has them."""
+
+    rows: ClassVar[dict[str, list[dict[str, Any]]]] = {}
+    cached: ClassVar[dict[str, bool]] = {}
+    then: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+
+    def __init__(self, *, by_position: bool = False) -> None:
+        self._by_position = by_position
+
+    def config(self) -> dict[str, Any]:
+        return {"by_position": self._by_position}
+
+    def by_position(self) -> bool:
+        return self._by_position
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+        Kept.rows[sink] = [row.asDict() for row in frame.collect()]
+        Kept.cached[sink] = frame.storageLevel.useMemory
+        Kept.then()
+        return {"rows": len(Kept.rows[sink]), "attempt": attempt, **handle}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    Kept.rows, Kept.cached, Kept.then = {}, {}, staticmethod(lambda: None)
+
+
+@pytest.fixture
+def landing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    folder = tmp_path / "data" / "landing"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def put(folder: Path, path: str, content: str) -> Path:
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    return file
+
+
+def words(**arguments: Any) -> Files:
+    return Files("landing", **{"format": "json", **arguments})
+
+
+def everything(source: Files) -> Input:
+    return Input(files=tuple(sorted(source.discover())))
+
+
+def plan(
+    source: Files,
+    writes: Mapping[str, Sink] | None = None,
+    *,
+    transform: str | None = None,
+    schema: list[list[str]] | None = None,
+) -> Plan:
+    key = Key("wc", 17, 1)
+    return Plan(
+        *key,
+        attempt=3,
+        slot=None,
+        transform=transform,
+        reads={"words": {"source": source.declaration(), "files": [list(file) for file in everything(source).files]}},
+        writes={
+            name: {
+                "sink": sink.declaration(),
+                "handle": {} if isinstance(sink, Kept) else sink.place(key, 3, "7c1e"),
+                "schema": schema,
+            }
+            for name, sink in (writes or {"lake": make()}).items()
+        },
+    )
+
+
+def make(**arguments: Any) -> Kept:
+    return Kept(**arguments)  # type: ignore[abstract]
+
+
+def same(words: DataFrame) -> DataFrame:
+    return words
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+ODD = (
+    "a[1]",
+    "b{x,y}",
+    "c*",
+    "d?",
+    "e f",
+    "2026-11-16T03:00:00",
+    "i%20j",
+    "k#l",
+    "m\\n",
+    "ü",
+    "dt=1/o+p&q=r",
+    "[x]y",
+    "'",
+)
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "text"])
+def test_exactly_the_fixed_files_are_read_whatever_their_names(spark: SparkSession, landing: Path, kind: str) -> None:
+    """A name is a name, never a pattern; a file that came later is not read."""
+    for number, name in enumerate(ODD):
+        path = put(
+            landing, f"{name}.{kind}", {"json": f'{{"n": {number}}}', "csv": f"n\n{number}"}.get(kind, str(number))
+        )
+        if kind == "parquet":
+            parquet.write_table(pa.table({"n": [number]}), path)
+    source = words(format=kind, schema=None if kind in {"parquet", "text"} else "n int")
+    fixed = everything(source)
+    put(landing, "a1.json", '{"n": 100}')
+
+    found = sorted(int(row[0]) for row in source.read(spark, fixed).collect())
+
+    assert found == list(range(len(ODD)))
+
+
+def test_looking_at_many_paths_leaves_the_session_as_it_was(spark: SparkSession, landing: Path) -> None:
+    name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+    before = spark.conf.get(name)
+    for number in range(100):
+        put(landing, f"{number}.json", '{"n": 1}')
+
+    assert words(schema="n int").read(spark, everything(words())).count() == 100
+    assert spark.conf.get(name) == before
+
+
+def test_csv_has_a_header_and_options_pass_through(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.csv", "w;n\nx;1\n")
+    source = words(format="csv", options={"sep": ";", "inferSchema": True})
+
+    assert [row.asDict() for row in source.read(spark, everything(source)).collect()] == [{"w": "x", "n": 1}]
+
+
+def test_no_files_give_an_empty_frame_of_the_declared_schema(spark: SparkSession, landing: Path) -> None:
+    frame = words(schema="w string, n int").read(spark, Input())
+
+    assert frame.columns == ["w", "n"]
+    assert frame.count() == 0
+
+
+def test_no_files_and_no_schema_is_a_clear_error(spark: SparkSession, landing: Path) -> None:
+    with pytest.raises(ConfigError, match="declare schema="):
+        words().read(spark, Input())
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+BAD = [
+    ({"format": "json"}, '{"n": 1}\n{"n": \n', "landing/bad, line 2: not JSON"),
+    ({"format": "json", "schema": "n int"}, '{"n": 1}\n{"n": "x"}\n', "line 2: column 'n': expected int, found"),
+    ({"format": "json", "schema": "d date"}, '{"d": "someday"}\n', "landing/bad: .*someday"),
+    ({"format": "csv", "schema": "n int"}, "n\n1\nx\n", "line 3: column 'n': expected int, found 'x'"),
+    ({"format": "csv", "schema": "n int, m int"}, "m,n\n1,2\n", "line 1: expected the header n,m, found m,n"),
+    ({"format": "csv", "schema": "n int"}, "1\n2\n", "line 1: expected the header n, found 1"),
+    ({"format": "csv"}, "n,m\n1,2\n3\n", "line 3: expected 2 fields, found 1"),
+    ({"format": "parquet"}, "no parquet", "landing/bad: not a whole Parquet file"),
+    ({"format": "parquet", "schema": "n int"}, "no parquet", "landing/bad: not a whole Parquet file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "content", "message"), BAD)
+def test_a_bad_record_is_named_by_file_and_line(
+    spark: SparkSession, landing: Path, arguments: dict[str, Any], content: str, message: str
+) -> None:
+    """Spark's own error names the file at best."""
+    put(landing, "bad", content)
+
+    with pytest.raises(BadRecord, match=message):
+        stage(spark, plan(words(**arguments)), same)
+
+
+def test_a_file_that_vanished_is_named(spark: SparkSession, landing: Path) -> None:
+    file = put(landing, "a.json", '{"n": 1}')
+    attempt = plan(words(schema="n int"))
+    file.unlink()
+
+    with pytest.raises(InputChanged, match=r"file a\.json: .* found nothing"):
+        stage(spark, attempt, same)
+
+
+def test_a_users_own_error_goes_through(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1}')
+
+    def transform(words: DataFrame) -> DataFrame:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stage(spark, plan(words()), transform)
+
+
+# --- staging ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_write_is_staged_and_summed_up(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1}\n{"n": 2}')
+
+    def transform(words: DataFrame, context: Context) -> DataFrame:
+        assert context == Context("wc", 17, 1, None)
+        return words
+
+    assert stage(spark, plan(words()), transform) == {"lake": {"rows": 2, "attempt": 3}}
+
+
+@pytest.mark.parametrize("shape", ["one frame", "a dict of one frame", "a dict of different frames"])
+def test_the_input_is_read_once_for_several_writes(spark: SparkSession, landing: Path, shape: str) -> None:
+    file = put(landing, "a.json", '{"n": 1}\n{"n": 2}')
+    Kept.then = staticmethod(lambda: file.unlink(missing_ok=True))
+
+    def transform(words: DataFrame) -> Any:
+        twice = words.selectExpr("n * 2 as n")
+        other = words.selectExpr("n * 3 as n") if shape == "a dict of different frames" else twice
+        return twice if shape == "one frame" else {"lake": twice, "dwh": other}
+
+    stage(spark, plan(words(schema="n int"), {"lake": make(), "dwh": make()}), transform)
+
+    assert [row["n"] for row in Kept.rows["lake"]] == [2, 4]
+    assert [row["n"] for row in Kept.rows["dwh"]] == ([3, 6] if "different" in shape else [2, 4])
+    assert spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+def test_a_single_write_is_not_cached(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1}')
+
+    stage(spark, plan(words()), same)
+
+    assert Kept.cached == {"lake": False}
+
+
+@pytest.mark.parametrize(
+    ("before", "by_position", "message"),
+    [
+        ([["n", "int"]], False, "column 'n' was int and is now bigint"),
+        ([["n", "bigint"], ["gone", "string"]], False, "column 'gone' is missing"),
+        ([["z", "string"], ["n", "bigint"]], True, "the order of columns changed"),
+    ],
+)
+def test_a_schema_that_does_not_follow_is_refused_before_anything_is_written(
+    spark: SparkSession, landing: Path, before: list[list[str]], by_position: bool, message: str
+) -> None:
+    put(landing, "a.json", '{"n": 1, "z": "x"}')
+    writes = {"first": make(), "lake": make(by_position=by_position)}
+    attempt = plan(words(), writes, schema=before)
+
+    with pytest.raises(SchemaChanged, match=rf"checkpoint wc/17 r1: sink '\w+': {message}"):
+        stage(spark, attempt, same)
+
+    assert Kept.rows == {}
+
+
+def test_a_new_column_may_come(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1, "z": "x"}')
+
+    stage(spark, plan(words(), schema=[["n", "bigint"]]), same)
+
+    assert Kept.rows["lake"] == [{"n": 1, "z": "x"}]
+
+
+def test_two_columns_of_one_name_are_refused(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1}')
+
+    with pytest.raises(ConfigError, match="more than one column is named n "):
+        stage(spark, plan(words()), lambda words: words.selectExpr("n", "n as N"))
+
+
+def test_the_failpoint_lies_before_the_first_write(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1}')
+    failpoints.configure("stage.before=raise")
+
+    try:
+        with pytest.raises(failpoints.FailpointError):
+            stage(spark, plan(words()), same)
+    finally:
+        failpoints.configure("")
+
+    assert Kept.rows == {}
+
+
+# --- the child process ------------------------------------------------------------------------------------------------
+
+JOBS = {
+    "plan.py": "VALUE = 'not the package'\n",
+    "job.py": """
+import os, time
+from pathlib import Path
+
+def works(words, spark):
+    import plan
+    assert plan.VALUE == 'not the package'
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    return words.groupBy("word").sum("n").withColumnRenamed("sum(n)", "n")
+
+def fails(words):
+    raise ValueError(f"dsn is {os.environ.get('TWOPHASE_DSN')}")
+
+def hangs(words):
+    Path(os.environ["TWOPHASE_HOME"], "pids").write_text(f"{os.getpid()} {os.getppid()}")
+    time.sleep(600)
+""",
+}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, landing: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "spark_jobs"
+    for name, text in JOBS.items():
+        put(folder, name, text)
+    put(landing, "a [1].json", '{"word": "ü", "n": 1}\n{"word": "ü", "n": 2}\n')
+    monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(folder))
+    monkeypatch.setenv("TWOPHASE_DSN", "postgresql://secret")
+    monkeypatch.setenv("LC_ALL", "C")
+    return folder
+
+
+def written_plan(tmp_path: Path, function: str) -> Path:
+    lake = sinks.Files("lake/wc")
+    lake.prepare()
+    path = tmp_path / "attempt" / "plan.json"
+    plan(words(), {"lake": lake}, transform=f"job:{function}").write(path)
+    return path
+
+
+def submitted(tmp_path: Path, function: str) -> tuple[int, dict[str, Any], str]:
+    path = written_plan(tmp_path, function)
+    result, log = path.with_name("result.json"), path.with_name("log.txt")
+    code = SparkSubmit().submit(path, result, log, master="local[2]", conf=SUBMIT).wait(timeout=200)
+    return code, json.loads(result.read_text()), log.read_text()
+
+
+SUBMIT = {name: value for name, value in CHEAP.items() if name != "spark.sql.session.timeZone"}
+
+
+def test_a_submitted_plan_is_staged(tmp_path: Path, jobs: Path) -> None:
+    """The transform comes from spark_jobs, and no module of the package hides the user's."""
+    code, result, log = submitted(tmp_path, "works")
+
+    assert code == 0, log[-3000:]
+    assert result["status"] == "staged"
+    assert (result["writes"]["lake"]["rows"], result["writes"]["lake"]["schema"]) == (
+        1,
+        [["word", "string"], ["n", "bigint"]],
+    )
+
+
+def test_a_failed_transform_is_reported_in_one_line(tmp_path: Path, jobs: Path) -> None:
+    """And the job held no way to the committer database."""
+    code, result, log = submitted(tmp_path, "fails")
+
+    assert code == 1
+    assert result == {"status": "failed", "type": "ValueError", "error": "ValueError: dsn is None (job.py:12)"}
+    assert "Traceback (most recent call last)" in log
+
+
+SUBMITTER = """
+import sys
+from pathlib import Path
+from twophase.spark.submit import SparkSubmit
+
+folder = Path(sys.argv[1])
+conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+paths = [folder / name for name in ("plan.json", "result.json", "log.txt")]
+job = SparkSubmit().submit(*paths, master="local[2]", conf=conf)
+job.wait(should_stop=(folder / "stop").exists)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+@pytest.mark.parametrize("how", ["killed", "asked to stop"])
+def test_nothing_of_a_job_outlives_its_submitter(tmp_path: Path, jobs: Path, how: str) -> None:
+    """Neither the JVM nor the Python driver turns into a zombie writer."""
+    folder = written_plan(tmp_path, "hangs").parent
+    submitter = subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, str(folder)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    pids = tmp_path / "pids"
+    while not pids.exists() or len(pids.read_text().split()) != 2:
+        with pytest.raises(subprocess.TimeoutExpired):
+            submitter.wait(0.2)
+    running = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+
+    if how == "killed":
+        submitter.send_signal(signal.SIGKILL)
+    else:
+        (folder / "stop").touch()
+    submitter.wait(30)
+
+    _, alive = psutil.wait_procs(running, timeout=10)
+    assert alive == []
+    assert not (folder / "result.json").exists()
+
+
+def test_a_job_that_takes_too_long_is_killed(tmp_path: Path, jobs: Path) -> None:
+    path = written_plan(tmp_path, "hangs")
+    job = SparkSubmit().submit(path, path.with_name("result.json"), path.with_name("log.txt"), master="local[2]")
+
+    with pytest.raises(AttemptFailed, match=r"expected to end within 1 s, was killed; its output is in .*log\.txt"):
+        job.wait(timeout=1)
+
+    assert job.process.poll() is not None

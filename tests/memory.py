@@ -1,0 +1,746 @@
+"""A record, a sink and a source in memory, which can be stopped between any two of their primitive steps.
+
+They stand for PostgreSQL at READ COMMITTED with its row locks, for a table of folders on a file system, and for a log
+of numbered records. `pause` is called before each primitive step and may stop, kill or switch processes there; a step
+itself is atomic. What they do not do is decide: the rules are in the shipped coordinator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision, Run
+from twophase.core.errors import (
+    ConfigError,
+    Fenced,
+    IllegalTransition,
+    InputChanged,
+    ManifestMismatch,
+    StoreUnavailable,
+)
+from twophase.core.ports import Outcome, Progress, Promotion
+from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
+
+Pause = Callable[[str], None]
+Row = tuple[str, int]
+
+
+def no_pause(_: str) -> None:
+    """Go on at once."""
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """One line of a revision's history."""
+
+    key: Key
+    epoch: int
+    action: str
+    to: State | None = None
+
+
+class MemoryRecord:
+    """Rows, moved conditionally, all or nothing per transaction; time passes only when it is told to."""
+
+    def __init__(self, pause: Pause = no_pause) -> None:
+        self.pause = pause
+        self.now = 0.0
+        self.version = 0
+        self.rows: dict[str, dict[Any, Any]] = {}
+        self.events: list[Event] = []
+        self.locks: dict[Hashable, MemoryTransaction] = {}
+        #: What happens to the next transactions: "refuse" (no connection), "fail" (nothing applied), "lose" (the reply).
+        self.faults: deque[str] = deque()
+        self.open: list[MemoryTransaction] = []
+
+    def table(self, name: str) -> dict[Any, Any]:
+        return self.rows.setdefault(name, {})
+
+    @contextmanager
+    def transaction(self) -> Iterator[MemoryTransaction]:
+        self.pause("tx.begin")
+        self._fault("refuse")
+        tx = MemoryTransaction(self)
+        self.open.append(tx)
+        try:
+            yield tx
+            self.pause("tx.commit")
+            tx.alive()
+            self._fault("fail")
+            self._apply(tx)
+        finally:
+            tx.end()
+        self.pause("tx.committed")
+        self._fault("lose")
+
+    def _fault(self, kind: str) -> None:
+        if self.faults and self.faults[0] == kind:
+            self.faults.popleft()
+            msg = f"committer database: {kind}"
+            raise StoreUnavailable(msg)
+
+    def _apply(self, tx: MemoryTransaction) -> None:
+        for (table, key), row in tx.writes.items():
+            if row is None:
+                self.table(table).pop(key, None)
+            else:
+                self.table(table)[key] = row
+        self.events += tx.events
+        if tx.writes:
+            self.version += 1
+
+    def revisions(self) -> dict[Key, Revision]:
+        """Return every revision as it is committed to the record."""
+        return {key: self.to_revision(key, row) for key, row in sorted(self.table("revision").items())}
+
+    def to_revision(self, key: Key, row: Mapping[str, Any]) -> Revision:
+        columns = {name: value for name, value in row.items() if name != "lease_until"}
+        until = row["lease_until"]
+        return Revision(key=key, lease_left=None if until is None else until - self.now, **columns)
+
+
+class MemoryTransaction:
+    """One transaction at READ COMMITTED: sees what others committed and what it wrote itself; a write locks its row."""
+
+    def __init__(self, record: MemoryRecord) -> None:
+        self.record = record
+        self.writes: dict[tuple[str, Any], Any] = {}
+        self.events: list[Event] = []
+        self.waits_for: Hashable = None
+        self.dropped = False
+
+    # --- rows and locks ----------------------------------------------------------------------------------------------
+
+    def alive(self) -> None:
+        if self.dropped:
+            msg = "committer database: terminating connection due to idle-in-transaction timeout"
+            raise StoreUnavailable(msg)
+
+    def end(self) -> None:
+        """Let go of every lock; what was not applied is forgotten."""
+        for name in [name for name, holder in self.record.locks.items() if holder is self]:
+            del self.record.locks[name]
+        if self in self.record.open:
+            self.record.open.remove(self)
+        self.dropped = True
+
+    def _step(self, name: str) -> None:
+        self.record.pause(f"tx.{name}")
+        self.alive()
+
+    def _rows(self, table: str) -> dict[Any, Any]:
+        found = dict(self.record.table(table))
+        for (name, key), row in self.writes.items():
+            if name == table:
+                found[key] = row
+        return {key: row for key, row in found.items() if row is not None}
+
+    def _lock(self, name: Hashable) -> None:
+        while self.record.locks.get(name, self) is not self:
+            self.waits_for = name
+            if self._deadlocked():
+                self.waits_for = None
+                msg = "committer database: deadlock detected"
+                raise StoreUnavailable(msg)
+            self.record.pause("tx.wait")
+            self.alive()
+        self.waits_for = None
+        self.record.locks[name] = self
+
+    def _deadlocked(self) -> bool:
+        holder = self.record.locks.get(self.waits_for)
+        for _ in self.record.open:
+            if holder is None or holder is self:
+                break
+            holder = self.record.locks.get(holder.waits_for)
+        return holder is self
+
+    def _put(self, table: str, key: Any, row: Any) -> None:
+        self._lock((table, key))
+        self.writes[table, key] = row
+
+    # --- revisions ---------------------------------------------------------------------------------------------------
+
+    def lock(self, pipeline: str) -> None:
+        self._step("lock")
+        self._lock(("pipeline", pipeline))
+
+    def newest(self, pipeline: str, slot: str | None) -> Revision | None:
+        self._step("newest")
+        wanted = [key for key, row in self._rows("checkpoint").items() if key[0] == pipeline and row["slot"] == slot]
+        if not wanted:
+            return None
+        last = max(wanted)
+        mine = [r for r in self._revisions(pipeline) if (r.key.pipeline, r.checkpoint_id) == last]
+        return max(mine, key=lambda r: (r.state in DECIDED, r.revision), default=None)
+
+    def _revisions(self, pipeline: str) -> list[Revision]:
+        found = self._rows("revision").items()
+        return [self.record.to_revision(key, row) for key, row in found if key.pipeline == pipeline]
+
+    def revision(self, key: Key) -> Revision:
+        self._step("revision")
+        return self._revision(key)
+
+    def _revision(self, key: Key) -> Revision:
+        row = self._rows("revision").get(key)
+        if row is None:
+            msg = f"checkpoint {key}: it is not in the record"
+            raise ConfigError(msg)
+        return self.record.to_revision(key, row)
+
+    def hold(self, key: Key) -> Revision:
+        self._step("hold")
+        self._lock(("revision", key))
+        return self._revision(key)
+
+    def unfinished(self, pipeline: str) -> list[Revision]:
+        self._step("unfinished")
+        found = [r for r in self._revisions(pipeline) if r.state in LIVE | {State.ABORTING}]
+        return sorted(found, key=lambda r: (r.commit_seq is None, r.commit_seq or 0, r.key))
+
+    def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
+        self._step("committed_revision")
+        found = self._revisions(pipeline)
+        return next((r for r in found if r.checkpoint_id == checkpoint_id and r.state is State.COMMITTED), None)
+
+    def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
+        self._step("add_revision")
+        numbers = [r.revision for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id]
+        key = Key(pipeline, checkpoint_id, max(numbers, default=0) + 1)
+        self._step("insert_revision")
+        self._lock(("revision", key))
+        if key in self._rows("revision"):
+            msg = f"checkpoint {key}: duplicate key"
+            raise IllegalTransition(msg)
+        row = {"state": State.OPEN, "epoch": 0, "kind": kind, "run": run, "lease_until": self.record.now + lease}
+        self._write_revision(key, row | {"parked_reason": None, "commit_seq": None})
+        self.events.append(Event(key, 0, "begin", State.OPEN))
+        return self._revision(key)
+
+    def _write_revision(self, key: Key, row: dict[str, Any]) -> None:
+        """Write a row unless a check or a partial unique index of the database stands in the way."""
+        for name, states in (("live", LIVE), ("committed", {State.COMMITTED})):
+            if row["state"] in states:
+                self._lock((name, key.pipeline, key.checkpoint_id))
+                others = [
+                    r for r in self._revisions(key.pipeline) if r.checkpoint_id == key.checkpoint_id and r.key != key
+                ]
+                if any(r.state in states for r in others):
+                    msg = f"checkpoint {key}: duplicate key in revision_one_{name}"
+                    raise IllegalTransition(msg)
+        decided = row["commit_seq"] is not None
+        parked = row["parked_reason"] is not None and row["state"] is not State.COMMITTING
+        if decided != (row["state"] in DECIDED) or parked:
+            msg = f"checkpoint {key}: check constraint violated by {row}"
+            raise IllegalTransition(msg)
+        self._put("revision", key, row)
+
+    def move(
+        self,
+        key: Key,
+        to: State,
+        *,
+        epoch: int,
+        why: str = "",
+        bump: bool = False,
+        unleased: bool = False,
+        **changes: Any,
+    ) -> bool:
+        before = self.hold(key)
+        allowed = ENTERED_FROM[to] - (set() if bump else {to})
+        if before.epoch == epoch and before.state in allowed and not (unleased and before.leased):
+            row = dict(self._rows("revision")[key], state=to, epoch=epoch + bump)
+            if "lease" in changes:
+                lease = changes.pop("lease")
+                row["lease_until"] = None if lease is None else self.record.now + lease
+            self._write_revision(key, row | changes)
+            self.events.append(Event(key, epoch + bump, why, to))
+            return True
+        if before.state is to and before.epoch == epoch and not bump:
+            return False
+        msg = f"checkpoint {key}: expected {sorted(s for s in allowed if s)} at {epoch}, found {before.state} at {before.epoch}"
+        raise Fenced(msg)
+
+    def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
+        before = self.hold(key)
+        if before.epoch != epoch or before.state not in UNDECIDED or (before.leased and before.run != run):
+            msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"
+            raise Fenced(msg)
+        row = dict(self._rows("revision")[key], run=run, lease_until=self.record.now + lease)
+        self._write_revision(key, row)
+
+    def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
+        before = self.hold(key)
+        if before.epoch != epoch:
+            msg = f"checkpoint {key}: expected epoch {epoch}, found {before.epoch}; a newer attempt owns it"
+            raise Fenced(msg)
+        if before.state in LIVE | {State.ABORTING}:
+            until = None if lease is None else self.record.now + lease
+            self._write_revision(key, dict(self._rows("revision")[key], lease_until=until))
+
+    def park(self, key: Key, reason: str) -> None:
+        before = self.hold(key)
+        if before.state is State.COMMITTING and before.parked_reason != reason:
+            self._write_revision(key, dict(self._rows("revision")[key], parked_reason=reason))
+            self.note(key, "parked", reason)
+
+    def note(self, key: Key, action: str, why: str = "") -> None:
+        self.events.append(Event(key, self._revision(key).epoch, action))
+
+    # --- participants ------------------------------------------------------------------------------------------------
+
+    def participants(self, key: Key) -> list[Participant]:
+        self._step("participants")
+        return [row for (owner, _), row in sorted(self._rows("participant").items()) if owner == key]
+
+    def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
+        self._step("replace_participants")
+        for owner, name in self._rows("participant"):
+            if owner == key:
+                self._put("participant", (owner, name), None)
+        for participant in participants:
+            self._put("participant", (key, participant.name), participant)
+
+    def put_participant(self, key: Key, participant: Participant) -> None:
+        self._step("put_participant")
+        self._put("participant", (key, participant.name), participant)
+
+    def committed(self, key: Key) -> set[str]:
+        self._step("committed")
+        return {sink for owner, sink in self._rows("committed") if owner == key}
+
+    def mark_committed(self, key: Key, sink: str) -> None:
+        self._step("mark_committed")
+        self._put("committed", (key, sink), self.record.now)
+
+    # --- input -------------------------------------------------------------------------------------------------------
+
+    def _take(self, pipeline: str, column: str) -> int:
+        self._step(f"take_{column}")
+        self._lock(("pipeline", pipeline))
+        row = self._rows("pipeline").get(pipeline, {"checkpoint_id": 1, "commit_seq": 1})
+        self._put("pipeline", pipeline, dict(row, **{column: row[column] + 1}))
+        number: int = row[column]
+        return number
+
+    def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
+        checkpoint_id = self._take(pipeline, "checkpoint_id")
+        self._put("checkpoint", (pipeline, checkpoint_id), {"slot": slot, "inputs": dict(inputs)})
+        for source, fixed in inputs.items():
+            for file in fixed.files:
+                self._lock(("path", pipeline, source, file.path))
+                if any(self._owners(pipeline, source, file.path)):
+                    msg = f"source {source!r}: file {file.path!r} has an owner"
+                    raise IllegalTransition(msg)
+                self._put("input_file", (pipeline, source, file.path, checkpoint_id), {"file": file, "gone": False})
+        return checkpoint_id
+
+    def _owners(self, pipeline: str, source: str, path: str) -> Iterator[InputFile]:
+        for key, row in self._rows("input_file").items():
+            if key[:3] == (pipeline, source, path) and not row["gone"]:
+                yield row["file"]
+
+    def take_commit_seq(self, pipeline: str) -> int:
+        return self._take(pipeline, "commit_seq")
+
+    def inputs(self, pipeline: str, checkpoint_id: int) -> dict[str, Input]:
+        self._step("inputs")
+        found: dict[str, Input] = self._rows("checkpoint")[pipeline, checkpoint_id]["inputs"]
+        return found
+
+    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+        return {name: fixed.ranges for name, fixed in self.inputs(pipeline, checkpoint_id).items()}
+
+    def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
+        fixed = {name: len(found.files) for name, found in self.inputs(pipeline, checkpoint_id).items() if found.files}
+        owned = [key[1] for key in self._rows("input_file") if (key[0], key[3]) == (pipeline, checkpoint_id)]
+        return {name: (count, owned.count(name)) for name, count in fixed.items()}
+
+    def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
+        self._step("new_files")
+        new = []
+        for file in found:
+            owned = next(self._owners(pipeline, source, file.path), None)
+            if owned is None:
+                new.append(file)
+            elif owned != file:
+                msg = f"source {source!r}: file {file.path!r} has changed"
+                raise InputChanged(msg)
+        return new
+
+    def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
+        self._step("unsettled")
+        committed = {r.checkpoint_id for r in self._revisions(pipeline) if r.state is State.COMMITTED}
+        found: dict[int, list[InputFile]] = {}
+        for key, row in sorted(self._rows("input_file").items()):
+            if key[:2] == (pipeline, source) and key[3] in committed and not row["gone"]:
+                found.setdefault(key[3], []).append(row["file"])
+        return sorted(found.items())
+
+    def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
+        self._step("settle")
+        for key, row in self._rows("input_file").items():
+            if (*key[:2], key[3]) == (pipeline, source, checkpoint_id):
+                self._put("input_file", key, dict(row, gone=True))
+
+    def position(self, pipeline: str, source: str) -> Mapping[str, int]:
+        self._step("position")
+        return {key[2]: off for key, off in self._rows("position").items() if key[:2] == (pipeline, source)}
+
+    def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
+        self._step("advance")
+        key = (pipeline, source, partition)
+        self._lock(("position", key))
+        if self._rows("position").get(key, start) != start:
+            return False
+        self._put("position", key, end)
+        return True
+
+
+# --- sinks -----------------------------------------------------------------------------------------------------------
+
+
+class Marker(NamedTuple):
+    """Which revision and attempt a folder holds, and the checksum of its manifest."""
+
+    revision: int
+    attempt: int
+    digest: str
+
+
+@dataclass
+class Folder:
+    """Files by name, and the marker once they are sealed."""
+
+    files: dict[str, tuple[Row, ...]] = field(default_factory=dict)
+    marker: Marker | None = None
+
+    def rows(self) -> list[Row]:
+        return [row for rows in self.files.values() for row in rows]
+
+
+class Left(NamedTuple):
+    """What an attempt left beside the table."""
+
+    checkpoint_id: int
+    revision: int
+    attempt: int
+    path: str
+
+
+class MemorySink:
+    """A table of folders: staged beside it, taken by one promoter, then made visible by one rename or exchange.
+
+    It takes the steps of `sinks.Files`, one by one, and replaces an older revision by exchange (R1). A rename is
+    durable only after the next fsync.
+    """
+
+    #: How often a promoter starts over before it leaves the work to whoever comes next.
+    TRIES = 5
+    copies = True
+
+    def __init__(self, pause: Pause = no_pause) -> None:
+        self.pause = pause
+        self.version = 0
+        self.down = False
+        #: The next promotion ends in UNKNOWN: "before" its visible step, which then does not happen, or "after" it.
+        self.loses_reply: str | None = None
+        self.folders: dict[str, Folder] = {}
+        self.manifests: dict[str, dict[str, tuple[Row, ...]]] = {}
+        #: Staged output that nobody can see for a while, or ever again.
+        self.hidden: dict[str, Folder] = {}
+        self._names = 0
+        self._volatile: list[tuple[str, str, bool]] = []
+
+    # --- the file system ---------------------------------------------------------------------------------------------
+
+    def _step(self, name: str) -> None:
+        self.pause(f"sink.{name}")
+
+    def _fresh(self) -> str:
+        self._names += 1
+        return f"{self._names:04d}"
+
+    def _rename(self, source: str, target: str) -> None:
+        self._step("rename")
+        if source not in self.folders:
+            raise FileNotFoundError(source)
+        if target in self.folders:
+            raise FileExistsError(target)
+        self.folders[target] = self.folders.pop(source)
+        self._volatile.append((source, target, False))
+        self.version += 1
+
+    def _exchange(self, one: str, other: str) -> None:
+        self._step("exchange")
+        if one not in self.folders or other not in self.folders:
+            raise FileNotFoundError(one)
+        self.folders[one], self.folders[other] = self.folders[other], self.folders[one]
+        self._volatile.append((one, other, True))
+        self.version += 1
+
+    def _fsync(self) -> None:
+        self._step("fsync")
+        self._volatile.clear()
+
+    def power_failure(self) -> None:
+        """Undo the renames that no fsync made durable."""
+        for source, target, exchanged in reversed(self._volatile):
+            if exchanged and {source, target} <= self.folders.keys():
+                self.folders[source], self.folders[target] = self.folders[target], self.folders[source]
+            elif not exchanged and target in self.folders and source not in self.folders:
+                self.folders[source] = self.folders.pop(target)
+        self._volatile.clear()
+        self.version += 1
+
+    def hide(self, prefix: str) -> bool:
+        """Make staged output disappear, as a broken disk or a careless hand does; say whether there was any."""
+        paths = [path for path in self.folders if path.startswith((f"staging/{prefix}", f"taken/{prefix}"))]
+        for path in paths:
+            self.hidden[path] = self.folders.pop(path)
+        self.version += bool(paths)
+        return bool(paths)
+
+    def bring_back(self) -> None:
+        """Make what disappeared appear again, as a mount that comes back does."""
+        while self.hidden:
+            path, folder = self.hidden.popitem()
+            self.folders.setdefault(path, folder)
+            self.version += 1
+
+    def _has(self, path: str, marker: Marker) -> bool:
+        self._step("look")
+        return path in self.folders and self.folders[path].marker == marker
+
+    def _list(self, prefix: str) -> list[str]:
+        self._step("list")
+        return [path for path in self.folders if path.startswith(prefix) and not path.endswith((".junk", ".dead"))]
+
+    def _remove(self, path: str) -> None:
+        dead = f"taken/{path.rpartition('/')[2]}.{self._fresh()}.dead"
+        try:
+            self._rename(path, dead)
+        except FileNotFoundError:
+            return
+        self._step("remove")
+        self.folders.pop(dead, None)
+        self.version += 1
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    def place(self, key: Key, attempt: int, token: str) -> Json:
+        return {"prefix": f"{key.checkpoint_id}.r{key.revision}.a{attempt}", "token": token}
+
+    @staticmethod
+    def staged(handle: Json) -> str:
+        return f"staging/{handle['prefix']}.{handle['token']}"
+
+    @staticmethod
+    def visible(key: Key) -> str:
+        return f"visible/{key.checkpoint_id}"
+
+    def write(self, handle: Json, name: str, rows: Sequence[Row]) -> None:
+        """Write one file as an executor does, into a folder that is made if it is not there."""
+        self._step("write")
+        self.folders.setdefault(self.staged(handle), Folder()).files[name] = tuple(rows)
+        self.version += 1
+
+    def seal(self, key: Key, attempt: int, handle: Json) -> Json:
+        """Describe what was staged, then put the marker in."""
+        self._step("manifest")
+        folder = self.folders.setdefault(self.staged(handle), Folder())
+        digest = f"{key.checkpoint_id}.{key.revision}.{attempt}.{handle['token']}"
+        self.manifests[digest] = dict(folder.files)
+        self._step("marker")
+        folder = self.folders.setdefault(self.staged(handle), Folder())
+        folder.marker = Marker(key.revision, attempt, digest)
+        self.version += 1
+        return {"digest": digest, "rows": len(folder.rows()), "bytes": 0, "attempt": attempt}
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Compare the staged folder with its manifest before the vote."""
+        self._step("check")
+        folder = self.folders.get(self.staged(handle))
+        if folder is None or folder.marker is None or folder.marker.digest != manifest["digest"]:
+            msg = f"checkpoint {key}: staged folder {self.staged(handle)} has no marker; stage it again"
+            raise ManifestMismatch(msg)
+        if self.manifests[manifest["digest"]].items() - folder.files.items():
+            msg = f"checkpoint {key}: staged folder {self.staged(handle)} was altered"
+            raise ManifestMismatch(msg)
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        marker = self._marker(key, handle, manifest)
+        promoted = self._promoted(key, marker)
+        taken = None
+        while promoted is None or promoted.outcome is Outcome.FAILED:
+            before, taken = taken, self._list(f"taken/{handle['prefix']}.")
+            if before == taken:  # nobody moved it from under our eyes: it is gone
+                break
+            if any([self._has(path, marker) for path in (self.staged(handle), *taken)]):
+                return Promotion(Outcome.RETRY_LATER, "staged")
+            promoted = self._promoted(key, marker)
+        return promoted or Promotion(Outcome.FAILED, "staged output is gone")
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        if self.down:
+            return Promotion(Outcome.RETRY_LATER, "the sink is down")
+        marker = self._marker(key, handle, manifest)
+        for _ in range(self.TRIES):
+            promoted = self._promoted(key, marker)
+            if promoted and promoted.outcome is not Outcome.FAILED:
+                return promoted
+            mine = self._take(key, handle, marker)
+            if mine is None:
+                found = self.find(key, handle, manifest)
+                if found.outcome is Outcome.RETRY_LATER:
+                    continue
+                return found
+            if not self._check_taken(mine, marker):
+                return Promotion(Outcome.FAILED, "what was staged is not what was voted for")
+            if self._lost_reply("before"):
+                return Promotion(Outcome.UNKNOWN)
+            if self._show(key, mine):
+                if self._lost_reply("after"):
+                    return Promotion(Outcome.UNKNOWN)
+                promoted = self._promoted(key, marker)
+                return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
+        return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
+
+    def _lost_reply(self, when: str) -> bool:
+        lost = self.loses_reply == when
+        if lost:
+            self.loses_reply = None
+        return lost
+
+    def _marker(self, key: Key, handle: Json, manifest: Json) -> Marker:
+        return Marker(key.revision, int(handle["prefix"].rpartition(".a")[2]), manifest["digest"])
+
+    def _promoted(self, key: Key, marker: Marker) -> Promotion | None:
+        """Read the marker back; None: nothing is visible under this checkpoint's name."""
+        self._step("marker?")
+        folder = self.folders.get(self.visible(key))
+        if folder is None:
+            return None
+        found = folder.marker
+        if found is None or found.revision < key.revision:
+            return Promotion(Outcome.FAILED, f"the table holds {found}")
+        self._fsync()
+        if found.revision > key.revision:
+            return Promotion(Outcome.ALREADY_PROMOTED)
+        summary = None
+        if found != marker:
+            rows = sum(len(rows) for rows in self.manifests[found.digest].values())
+            summary = {"digest": found.digest, "rows": rows, "bytes": 0, "attempt": found.attempt}
+        return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
+
+    def _take(self, key: Key, handle: Json, marker: Marker) -> str | None:
+        """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
+        for source in (self.staged(handle), *self._list(f"taken/{handle['prefix']}.")):
+            mine = f"taken/{handle['prefix']}.{self._fresh()}"
+            try:
+                self._rename(source, mine)
+            except FileNotFoundError:
+                continue
+            self._step("taken")
+            found = self.folders[mine].marker if mine in self.folders else None
+            if found == marker:
+                return mine
+            self._put_aside(key, mine)
+        return None
+
+    def _put_aside(self, key: Key, mine: str) -> None:
+        """Keep what is not promoted out of the way: an older revision that an exchange brought out, or junk."""
+        found = self.folders[mine].marker if mine in self.folders else None
+        old = found is not None and found.revision < key.revision
+        try:
+            self._rename(mine, f"superseded/{key.checkpoint_id}.{self._fresh()}" if old else f"{mine}.junk")
+        except FileNotFoundError:
+            return
+
+    def _check_taken(self, mine: str, marker: Marker) -> bool:
+        """Check a taken folder against its manifest, and remove what a straggling task left in it."""
+        self._step("check_taken")
+        folder = self.folders.get(mine)
+        if folder is None:
+            return True  # another took it from us: showing it will fail
+        expected = self.manifests[marker.digest]
+        if expected.items() - folder.files.items():
+            return False
+        folder.files = dict(expected)
+        return True
+
+    def _show(self, key: Key, mine: str) -> bool:
+        """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
+        try:
+            if self.visible(key) not in self.folders:
+                self._rename(mine, self.visible(key))
+            else:
+                self._step("replace?")
+                marker = self.folders[self.visible(key)].marker
+                if marker is None or marker.revision >= key.revision:
+                    return False
+                self._exchange(mine, self.visible(key))
+                self._put_aside(key, mine)
+        except (FileNotFoundError, FileExistsError):
+            return False
+        self._step("visible")
+        return True
+
+    def discard(self, key: Key, handle: Json) -> None:
+        for left in self.attempts():
+            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+                self._remove(left.path)
+
+    # --- sweep -------------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> list[Left]:
+        """List what attempts left beside the table."""
+        found = []
+        for path in [*self._list("staging/"), *self._list("taken/")]:
+            checkpoint_id, revision, attempt, *_ = path.partition("/")[2].split(".")
+            found.append(Left(int(checkpoint_id), int(revision[1:]), int(attempt[1:]), path))
+        return found
+
+    def remove(self, left: Left) -> None:
+        """Remove one of those."""
+        self._remove(left.path)
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+class MemorySource:
+    """Numbered records in partitions; a checkpoint takes a range that starts at the decided position."""
+
+    settles = False
+
+    def __init__(self, ends: Mapping[str, int], limit: int, pause: Pause = no_pause) -> None:
+        self.ends = dict(ends)
+        self.limit = limit
+        self.pause = pause
+
+    def discover(self) -> dict[str, int]:
+        self.pause("source.discover")
+        return dict(self.ends)
+
+    def fix(self, found: Mapping[str, int], progress: Progress) -> Input:
+        position = progress.position()
+        starts = {partition: position.get(partition, 0) for partition in found}
+        return Input(ranges={p: (start, max(start, min(found[p], start + self.limit))) for p, start in starts.items()})
+
+    def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
+        raise AssertionError
+
+    @staticmethod
+    def read(fixed: Input) -> list[Row]:
+        """Return the records of a fixed input."""
+        return [(partition, off) for partition, (start, end) in fixed.ranges.items() for off in range(start, end)]

@@ -1,0 +1,730 @@
+"""Random schedules of the shipped protocol: runs, recoverers, zombies and crashes, with its promises checked at each step.
+
+Every process is a thread that runs real coordinator calls and stops at every primitive step of the record and the
+sinks, and at every failpoint. Exactly one has the baton; a schedule says which, and for how long. So a schedule is a
+plain list, the same one gives the same history, and it can be shrunk, written down and replayed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from unittest import mock
+
+from memory import Folder, MemoryRecord, MemorySink, MemorySource, Row
+
+from twophase.core import coordinator as coordinator_module
+from twophase.core import recovery as recovery_module
+from twophase.core import sweeping
+from twophase.core.checkpoint import Json, Key, Revision, Run
+from twophase.core.coordinator import Coordinator
+from twophase.core.errors import IllegalTransition, ManifestMismatch, TwophaseError
+from twophase.core.recovery import recover
+from twophase.core.states import DECIDED, LIVE, UNDECIDED, State
+
+PIPELINE = "p"
+LEASE = 10.0
+#: More than any process ever needs.
+TO_THE_END = 100_000
+
+#: A checkpoint takes about 200 steps; who looks for a step that does not come stops here.
+FAR = 120
+
+#: What a schedule is made of: a verb and its arguments.
+Action = tuple[Any, ...]
+
+
+class Crash(BaseException):
+    """The process is gone: nothing of it runs any more."""
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """One operating-system process of the model: a thread that runs only while it holds the baton."""
+
+    def __init__(self, world: World, name: str, run: Run | None, body: Callable[[Process], object]) -> None:
+        self.world = world
+        self.name = name
+        self.run = run
+        self.budget = 0
+        self.until: str | None = None
+        self.killed = False
+        self.done = False
+        self.at = "start"
+        self.outcome: BaseException | None = None
+        self._body = body
+        self._baton = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+
+    def _live(self) -> None:
+        self._baton.acquire()
+        try:
+            if not self.killed:
+                self._body(self)
+        except Crash:
+            pass
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the scheduler judges it
+            self.outcome = error
+        self.done = True
+        self._back.release()
+
+    def resume(self, budget: int, until: str | None = None) -> None:
+        """Let it take some steps, or go on to the next step of a name."""
+        if self.done:
+            return
+        if self.at == "start":
+            self._thread.start()
+            self.at = "started"
+        self.budget, self.until = budget, until
+        self.world.current = self
+        self._baton.release()
+        self._back.acquire()
+        self.world.current = None
+        if self.done:
+            self._thread.join()
+
+    def kill(self) -> None:
+        """End it where it stands, without a word."""
+        self.killed = True
+        if self.at == "start":
+            self.done = True
+        self.resume(TO_THE_END)
+
+    def pause(self, label: str) -> None:
+        """Stop here if the turn is over."""
+        self.at = label
+        self.budget -= 1
+        if self.budget < 0 or label in {self.until, "tx.wait"}:
+            self._back.release()
+            self._baton.acquire()
+            if self.killed:
+                raise Crash
+
+
+# --- the world -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Limits:
+    """How large a world may grow, and which of its powers a schedule may use."""
+
+    processes: int = 9
+    max_pending: int = 1
+    restages: bool = True
+    backfills: bool = True
+    loses_staging: bool = True
+    #: Whether a revision must stay its run's until that run has ended and its lease is out.
+    owners: bool = True
+
+
+@dataclass
+class Seen:
+    """What was true before, and must stay so."""
+
+    revisions: dict[Key, Revision] = field(default_factory=dict)
+    leases: dict[Key, float] = field(default_factory=dict)
+    highest_seq: int = 0
+    checkpoints_committed: set[int] = field(default_factory=set)
+
+
+class World:
+    """A record, two sinks and a source, and the processes that work on them."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.record = MemoryRecord(self.pause)
+        self.source = MemorySource({"0": 2, "1": 1}, limit=1, pause=self.pause)
+        self.sinks = {name: MemorySink(self.pause) for name in ("dwh", "lake")}
+        self.processes: list[Process] = []
+        self.current: Process | None = None
+        self.ended: set[Run] = set()
+        self.dag_runs: list[Run] = []
+        #: What a stage task hands to the commit and abort tasks of its run.
+        self.handed: dict[Run, Revision] = {}
+        #: Staged output that was destroyed from outside: (revision, sink).
+        self.destroyed: set[tuple[Key, str]] = set()
+        self.seen = Seen()
+        self.steps = 0
+        self.log: list[str] = []
+        self._checked: tuple[int, ...] = ()
+        self._trouble: Violation | None = None
+
+    def pause(self, label: str) -> None:
+        """Check every promise, then stop the process that has the baton if its turn is over."""
+        process = self.current
+        if process is None:
+            return
+        if process.killed:
+            raise Crash
+        self.steps += 1
+        self.check(process)
+        process.pause(label)
+
+    def coordinator(self, patience: Sequence[float] = (0.0, 0.0)) -> Coordinator:
+        return Coordinator(
+            self.record,
+            PIPELINE,
+            sources={"events": self.source},
+            sinks=self.sinks,
+            lease=LEASE,
+            max_pending=self.limits.max_pending,
+            run_ended=self.run_ended,
+            patience=patience,
+        )
+
+    def run_ended(self, run: Run | None) -> bool | None:
+        return run is None or run.dag_id is None or run in self.ended
+
+    # --- what processes do -------------------------------------------------------------------------------------------
+
+    def start(self, kind: str, number: int = 0) -> None:
+        """Start a process of a kind; it takes no step yet."""
+        name = f"{kind}{len(self.processes)}"
+        run: Run | None = None
+        if kind == "script":
+            run = Run(None, name)
+        elif kind == "stage":
+            run = Run("dag", name)
+            self.dag_runs.append(run)
+        elif kind in {"retry", "commit", "abort"}:
+            if not self.dag_runs:
+                return
+            run = self.dag_runs[number % len(self.dag_runs)]
+            if run in self.ended:
+                return
+        bodies: dict[str, Callable[[Process], object]] = {
+            "script": self._script,
+            "stage": self._stage_task,
+            "retry": self._stage_task,
+            "commit": self._commit_task,
+            "abort": self._abort_task,
+            "recover": lambda _: recover(self.coordinator()),
+            "sweep": lambda _: self._sweep(),
+            "restage": lambda _: self._restage(),
+            "backfill": self._backfill,
+            "failing": self._script,
+        }
+        if kind == "failing":
+            run = Run(None, name)
+        self.processes.append(Process(self, name, run, bodies[kind]))
+
+    def _script(self, process: Process) -> None:
+        """Take one checkpoint through, as `twophase.run` does."""
+        assert process.run
+        coordinator = self.coordinator(() if process.name.startswith("failing") else (0.0, 0.0))
+        revision = coordinator.begin(process.run)
+        if revision is not None:
+            coordinator.commit(self._staged(coordinator, revision, fails=process.name.startswith("failing")))
+
+    def _stage_task(self, process: Process) -> None:
+        """Stage and vote, hand over to the commit task, and give the lease up."""
+        assert process.run
+        coordinator = self.coordinator()
+        revision = coordinator.begin(process.run)
+        if revision is None:
+            return
+        revision = self._staged(coordinator, revision)
+        self.handed[process.run] = revision
+        coordinator.transact(lambda tx: tx.renew(revision.key, epoch=revision.epoch, lease=None))
+
+    def _commit_task(self, process: Process) -> None:
+        if process.run in self.handed:
+            self.coordinator().commit(self.handed[process.run])
+
+    def _abort_task(self, process: Process) -> None:
+        if process.run in self.handed:
+            self.coordinator().abort(self.handed[process.run], "its run failed")
+
+    def _backfill(self, process: Process) -> None:
+        """Replace the first checkpoint."""
+        run, coordinator = Run(None, process.name), self.coordinator()
+        process.run = run
+
+        def replacement(tx: Any) -> Revision | None:
+            tx.lock(PIPELINE)
+            if tx.committed_revision(PIPELINE, 1) is None or any(r.checkpoint_id == 1 for r in tx.unfinished(PIPELINE)):
+                return None
+            added: Revision = tx.add_revision(PIPELINE, 1, "backfill", run, LEASE)
+            return added
+
+        revision = coordinator.transact(replacement)
+        if revision is not None:
+            coordinator.commit(self._staged(coordinator, revision))
+
+    def _staged(self, coordinator: Coordinator, revision: Revision, *, fails: bool = False) -> Revision:
+        """Return a revision with every vote: one that has them already, or a new attempt."""
+        if revision.state is State.PRECOMMITTED and self._still_staged(coordinator, revision):
+            return revision
+        attempt = coordinator.attempt(revision)
+        for participant in coordinator.transact(lambda tx: tx.participants(attempt.key)):
+            manifest = self._write(attempt, participant.name, participant.handle)
+            try:
+                self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
+                if fails:
+                    msg = "an audit said no"
+                    raise ManifestMismatch(msg)
+            except ManifestMismatch as error:
+                coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
+                coordinator.abort(attempt, str(error))
+                raise
+            coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
+        return attempt
+
+    def _still_staged(self, coordinator: Coordinator, revision: Revision) -> bool:
+        try:
+            for participant in coordinator.transact(lambda tx: tx.participants(revision.key)):
+                self.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
+        except ManifestMismatch:
+            return False
+        return True
+
+    def _write(self, attempt: Revision, name: str, handle: Json) -> Json:
+        """Do what Spark does: read the fixed input, write it in two files, seal them."""
+        with self.record.transaction() as tx:
+            inputs = tx.inputs(PIPELINE, attempt.checkpoint_id)
+        rows = MemorySource.read(inputs["events"])
+        sink = self.sinks[name]
+        for part in range(2):
+            sink.write(handle, f"part-{part}", rows[part::2])
+        return sink.seal(attempt.key, attempt.epoch, handle)
+
+    def _restage(self) -> None:
+        """Stage again what a decided revision has lost, as a person asks for."""
+        coordinator = self.coordinator()
+        for found in coordinator.transact(lambda tx: tx.unfinished(PIPELINE)):
+            if found.state is not State.COMMITTING:
+                continue
+            try:
+                attempt = coordinator.restage(found.key, "a person asked")
+            except IllegalTransition:
+                continue
+            with self.record.transaction() as tx:
+                participants = tx.participants(found.key)
+            for participant in participants:
+                if participant.attempt == attempt.epoch:
+                    manifest = self._write(attempt, participant.name, participant.handle)
+                    self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
+                    coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
+            coordinator.finish(found.key)
+
+    def _sweep(self) -> None:
+        """Remove what the record says is dead, looking at it as `twophase sweep` does."""
+        for name, sink in self.sinks.items():
+            left = sink.attempts()
+            with self.record.transaction() as tx:
+                revisions = {item: tx.revision(Key(PIPELINE, item.checkpoint_id, item.revision)) for item in left}
+            with self.record.transaction() as tx:
+                voted = {
+                    item: next((p.attempt for p in tx.participants(found.key) if p.name == name), None)
+                    for item, found in revisions.items()
+                }
+            for item, found in revisions.items():
+                if sweeping.why_dead(item.attempt, found, voted[item], manifest=False, copies=sink.copies):
+                    sink.remove(item)
+
+    # --- what happens to them ----------------------------------------------------------------------------------------
+
+    def play(self, actions: Sequence[Action]) -> None:
+        """Do what a schedule says, then bring everything to its end; raise Violation when a promise was broken."""
+        try:
+            for action in actions:
+                self.log.append(" ".join(map(str, action)))
+                self.act(action)
+            self.drain()
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def act(self, action: Action) -> None:
+        verb, *rest = action
+        match verb:
+            case "start":
+                kind, number = rest
+                if len(self.processes) < self.limits.processes:
+                    self.start(kind, number)
+            case "go" | "upto" | "kill" | "drop":
+                self._act_on_process(verb, rest)
+            case "tick":
+                self.record.now += rest[0]
+            case "fault":
+                self.record.faults.append(rest[0])
+            case "down":
+                sink = list(self.sinks.values())[rest[0] % 2]
+                sink.down = not sink.down
+            case "unknown":
+                list(self.sinks.values())[rest[0] % 2].loses_reply = "before" if rest[0] % 3 else "after"
+            case "grow":
+                self.source.ends[str(rest[0] % 2)] += 1
+            case "end_run":
+                if self.dag_runs:
+                    self._end_run(self.dag_runs[rest[0] % len(self.dag_runs)])
+            case "power":
+                self._power_failure()
+            case "destroy":
+                self._destroy(rest[0])
+            case "bring_back":
+                list(self.sinks.values())[rest[0] % 2].bring_back()
+            case "straggle":
+                self._straggle(rest[0])
+            case _:
+                raise ValueError(action)
+        self.check(None)
+
+    def _act_on_process(self, verb: str, rest: Sequence[Any]) -> None:
+        alive = [process for process in self.processes if not process.done]
+        if not alive:
+            return
+        process = alive[rest[0] % len(alive)]
+        if verb == "go":
+            self.turn(process, rest[1])
+        elif verb == "upto":
+            self.turn(process, FAR, rest[1])
+        elif verb == "kill":
+            process.kill()
+        else:
+            # a stopped process loses its session: its transaction is rolled back, its locks go
+            for tx in list(self.record.open):
+                tx.end()
+
+    def turn(self, process: Process, budget: int, until: str | None = None) -> None:
+        """Give a process the baton; judge how it ended, if it did."""
+        process.resume(budget, until)
+        self.log.append(f"  {process.name} at {'its end: ' + repr(process.outcome) if process.done else process.at}")
+        if self._trouble:
+            raise self._trouble
+        if isinstance(process.outcome, Exception) and not isinstance(process.outcome, TwophaseError):
+            msg = f"{process.name} broke down"
+            raise Violation(msg) from process.outcome
+        if isinstance(process.outcome, IllegalTransition):
+            msg = f"{process.name} was refused by the record: {process.outcome}"
+            raise Violation(msg) from process.outcome
+
+    def _end_run(self, run: Run) -> None:
+        """Let Airflow end a run; its processes may live on as zombies."""
+        self.ended.add(run)
+
+    def _power_failure(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for sink in self.sinks.values():
+            sink.power_failure()
+
+    def _destroy(self, number: int) -> None:
+        """Take away staged output that was voted for, as a broken disk or a careless hand does."""
+        if not self.limits.loses_staging:
+            return
+        name, sink = list(self.sinks.items())[number % 2]
+        for key, revision in self.record.revisions().items():
+            if revision.state is State.COMMITTING and sink.hide(f"{key.checkpoint_id}.r{key.revision}."):
+                self.destroyed.add((key, name))
+
+    def _straggle(self, number: int) -> None:
+        """Let a forgotten executor write one more file into a place that was voted for, or was taken meanwhile."""
+        participants = [item for item in sorted(self.record.table("participant").items()) if item[1].vote]
+        if participants:
+            (_, name), participant = participants[number % len(participants)]
+            self.sinks[name].write(participant.handle, "straggler", [("0", 0)])
+
+    def drain(self) -> None:
+        """Kill everybody, then let recovery and fresh runs finish: everything once, nothing left over."""
+        for process in self.processes:
+            process.kill()
+        self.record.faults.clear()
+        self.ended.update(self.dag_runs)
+        for sink in self.sinks.values():
+            sink.down, sink.loses_reply = False, None
+        self.log.append("drain")
+        for number in range(20):
+            self.record.now += LEASE + 1
+            self._finish("recover", number)
+            if any(r.parked_reason for r in self.record.revisions().values()):
+                self._finish("restage", number)
+            process = self._finish("script", number)
+            unfinished = [r for r in self.record.revisions().values() if r.state in LIVE | {State.ABORTING}]
+            if process.outcome is None and not unfinished and self._whole():
+                return
+        msg = f"not drained: {self.describe()}"
+        raise Violation(msg)
+
+    def _finish(self, kind: str, number: int) -> Process:
+        self.start(kind, number)
+        process = self.processes[-1]
+        while not process.done:
+            self.turn(process, TO_THE_END)
+        return process
+
+    def _whole(self) -> bool:
+        everything = sorted((p, off) for p, end in self.source.ends.items() for off in range(end))
+        return all(sorted(visible_rows(sink)) == everything for sink in self.sinks.values())
+
+    def describe(self) -> str:
+        """Return the state of things in a few lines."""
+        rows = [f"{r.key} {r.state} e{r.epoch} seq {r.commit_seq}" for r in self.record.revisions().values()]
+        for name, sink in self.sinks.items():
+            rows += [f"{name}: {path} {folder.marker} {folder.rows()}" for path, folder in sorted(sink.folders.items())]
+        return "\n".join(["", *rows])
+
+    # --- the promises ------------------------------------------------------------------------------------------------
+
+    def check(self, process: Process | None) -> None:
+        """Check every promise, if anything changed."""
+        version = (self.record.version, *(sink.version for sink in self.sinks.values()))
+        if version == self._checked or self._trouble:
+            return
+        self._checked = version
+        try:
+            check_promises(self, process)
+        except Violation as violation:
+            self._trouble = violation
+            if process is None:
+                raise
+            process.killed = True
+            raise Crash from violation
+
+
+def visible_folders(sink: MemorySink) -> dict[int, Folder]:
+    """Return what readers see, by checkpoint."""
+    return {int(path[8:]): folder for path, folder in sink.folders.items() if path.startswith("visible/")}
+
+
+def visible_rows(sink: MemorySink) -> list[Row]:
+    """Return the rows that readers see."""
+    return [row for folder in visible_folders(sink).values() for row in folder.rows()]
+
+
+def must(promise: bool, what: str) -> None:  # noqa: FBT001 - reads as an assertion
+    """Raise Violation unless a promise holds."""
+    if not promise:
+        raise Violation(what)
+
+
+def check_promises(world: World, process: Process | None) -> None:
+    """Check everything that must hold at every step, whoever was killed or stopped wherever."""
+    revisions = world.record.revisions()
+    inputs = {key[1]: row["inputs"]["events"] for key, row in sorted(world.record.table("checkpoint").items())}
+    _check_history(world, revisions, process)
+    _check_one_each(revisions)
+    _check_input(world, revisions, inputs)
+    for name, sink in world.sinks.items():
+        _check_sink(world, name, sink, revisions, inputs)
+    world.seen.revisions = revisions
+    world.seen.leases = {key: row["lease_until"] or 0.0 for key, row in world.record.table("revision").items()}
+
+
+def _check_history(world: World, revisions: dict[Key, Revision], process: Process | None) -> None:
+    """Decided is final, epochs and commit_seq only grow, and nobody's work is taken from under them."""
+    seen = world.seen
+    for key, before in seen.revisions.items():
+        now = revisions.get(key)
+        must(now is not None, f"{key} vanished")
+        assert now
+        must(now.epoch >= before.epoch, f"{key}: epoch went from {before.epoch} to {now.epoch}")
+        must(before.state not in DECIDED or now.state in DECIDED, f"{key}: decided, and now {now.state}")
+        must(before.commit_seq in {None, now.commit_seq}, f"{key}: commit_seq changed")
+        if not world.limits.owners:
+            continue
+        if (before.state in UNDECIDED and now.state is State.ABORTING) or now.run != before.run:
+            own = process is not None and process.run == before.run
+            must(own or world.run_ended(before.run) is True, f"{key}: taken from {before.run}, which goes on")
+            must(
+                own or seen.leases.get(key, 0.0) <= world.record.now, f"{key}: taken from {before.run} under its lease"
+            )
+    new = sorted(r.commit_seq for key, r in revisions.items() if r.commit_seq and not _had_seq(seen, key))
+    must(all(seq > seen.highest_seq for seq in new), f"commit_seq {new} after {seen.highest_seq}")
+    seen.highest_seq = max([seen.highest_seq, *new])
+    committed = {key.checkpoint_id for key, r in revisions.items() if r.state is State.COMMITTED}
+    must(committed >= seen.checkpoints_committed, f"{seen.checkpoints_committed - committed}: no longer committed")
+    seen.checkpoints_committed = committed
+
+
+def _had_seq(seen: Seen, key: Key) -> bool:
+    return key in seen.revisions and seen.revisions[key].commit_seq is not None
+
+
+def _check_one_each(revisions: dict[Key, Revision]) -> None:
+    """At most one live and one COMMITTED revision per checkpoint, one commit_seq per decision."""
+    for what, states in (("live", LIVE), ("committed", {State.COMMITTED})):
+        counts = Counter(key.checkpoint_id for key, r in revisions.items() if r.state in states)
+        must(all(count == 1 for count in counts.values()), f"{what} revisions: {counts}")
+    taken = Counter(r.commit_seq for r in revisions.values() if r.commit_seq is not None)
+    must(all(count == 1 for count in taken.values()), f"commit_seq taken twice: {taken}")
+
+
+def _check_input(world: World, revisions: dict[Key, Revision], inputs: dict[int, Any]) -> None:
+    """Ranges follow each other without gap or overlap, and the position is where the decided ones end."""
+    decided = {key.checkpoint_id for key, r in revisions.items() if r.state in DECIDED}
+    must(decided == set(range(1, len(decided) + 1)), f"decided out of order: {decided}")
+    waiting = [r for r in revisions.values() if r.state is State.COMMITTING and r.kind == "regular"]
+    must(len(waiting) <= world.limits.max_pending, f"too many pending: {[str(r.key) for r in waiting]}")
+    ends: Counter[str] = Counter()
+    position: Counter[str] = Counter()
+    for checkpoint_id, fixed in inputs.items():
+        for partition, (start, end) in fixed.ranges.items():
+            must(start == ends[partition] and end >= start, f"checkpoint {checkpoint_id}: {fixed.ranges} after {ends}")
+            ends[partition] = end
+            if checkpoint_id in decided:
+                position[partition] = end
+    found = {key[2]: off for key, off in world.record.table("position").items()}
+    must(found == {p: off for p, off in position.items() if off}, f"position {found}, decided up to {position}")
+
+
+def _check_sink(
+    world: World, name: str, sink: MemorySink, revisions: dict[Key, Revision], inputs: dict[int, Any]
+) -> None:
+    """What is visible is whole, decided and there once; what is COMMITTED is visible; what is decided is not lost."""
+    counts = Counter(visible_rows(sink))
+    must(all(count == 1 for count in counts.values()), f"{name}: visible more than once: {counts}")
+    visible = visible_folders(sink)
+    rows = world.record.table("committed")
+    for checkpoint_id, folder in visible.items():
+        must(folder.marker is not None, f"{name}: checkpoint {checkpoint_id} is visible without a marker")
+        assert folder.marker
+        shown = revisions[Key(PIPELINE, checkpoint_id, folder.marker.revision)]
+        must(shown.state in DECIDED, f"{name}: {shown.key} is visible and {shown.state}")
+        whole = sorted(MemorySource.read(inputs[checkpoint_id]))
+        must(sorted(folder.rows()) == whole, f"{name}: {shown.key} is not whole: {folder.rows()} of {whole}")
+    for key, revision in revisions.items():
+        found = visible.get(key.checkpoint_id)
+        marker = found.marker if found else None
+        promoted = marker is not None and marker.revision >= key.revision
+        recorded = (key, name) in rows
+        must(promoted or not recorded, f"{name}: {key} is in committed, its marker is not there")
+        if revision.state in {State.COMMITTED, State.SUPERSEDED}:
+            must(recorded, f"{name}: {key} is {revision.state} without its row in committed")
+        if marker is not None and marker.revision == key.revision and recorded:
+            voted = world.record.table("participant")[key, name]
+            must(
+                (voted.attempt, voted.manifest.get("digest")) == (marker.attempt, marker.digest),
+                f"{name}: {key}: the record names attempt {voted.attempt}, the sink holds {marker}",
+            )
+        if revision.state is State.COMMITTING and not promoted and (key, name) not in world.destroyed:
+            _check_not_lost(world, name, sink, key)
+    _check_order(name, revisions, visible)
+
+
+def _check_not_lost(world: World, name: str, sink: MemorySink, key: Key) -> None:
+    """What was decided can still be promoted."""
+    voted = world.record.table("participant")[key, name]
+    digests = {f.marker.digest for p, f in sink.folders.items() if f.marker and not p.endswith((".junk", ".dead"))}
+    must(voted.manifest.get("digest") in digests, f"{name}: {key} is decided, what was voted for is gone")
+
+
+def _check_order(name: str, revisions: dict[Key, Revision], visible: dict[int, Folder]) -> None:
+    """A sink shows the regular checkpoints in the order of their decisions."""
+    regular = [r for r in revisions.values() if r.state in DECIDED and r.kind == "regular"]
+    order = [r.checkpoint_id for r in sorted(regular, key=lambda r: r.commit_seq or 0)]
+    shown = [checkpoint_id in visible for checkpoint_id in order]
+    must(shown == sorted(shown, reverse=True), f"{name}: decided in the order {order}, visible {shown}")
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+LABELS = (
+    "begin.before", "begin.inside", "begin.after", "attempt.before", "attempt.after", "vote.inside", "vote.after",
+    "commit.before", "commit.inside", "commit.after", "promote.before", "promote.inside", "promote.after",
+    "finish.before", "finish.inside", "finish.after", "abort.before", "abort.inside", "abort.after", "abort.discarded",
+    "recover.before", "source.discover", "tx.begin", "tx.commit", "tx.committed", "tx.participants", "tx.hold",
+    "sink.rename", "sink.taken", "sink.look", "sink.list", "sink.marker", "sink.marker?", "sink.fsync", "sink.visible",
+    "sink.remove", "sink.check_taken", "sink.exchange", "sink.write",
+)  # fmt: skip
+
+
+#: Where it gets interesting: schedules start from one of these.
+PROLOGUES: tuple[list[Action], ...] = (
+    [("start", "script", 0)],
+    [("start", "script", 0), ("upto", 0, "commit.before")],
+    [("start", "script", 0), ("upto", 0, "commit.after")],
+    [("start", "script", 0), ("upto", 0, "commit.after"), ("destroy", 0), ("tick", LEASE + 1)],
+    [("start", "script", 0), ("upto", 0, "promote.after"), ("destroy", 1), ("start", "restage", 0)],
+    [("start", "script", 0), ("upto", 0, "commit.after"), ("down", 0), ("start", "recover", 0), ("start", "script", 0)],
+    [("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0)],
+    [("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "commit.after")],
+    [("start", "stage", 0), ("go", 0, TO_THE_END), ("start", "commit", 0), ("start", "abort", 0)],
+    [("start", "stage", 0), ("go", 0, TO_THE_END), ("end_run", 0), ("start", "stage", 0), ("start", "recover", 0)],
+    [("start", "stage", 0), ("go", 0, 80), ("end_run", 0), ("tick", LEASE + 1), ("start", "stage", 1)],
+)
+
+
+@dataclass
+class Habits:
+    """What one schedule does often and what never: a few things at a time get further than everything at once."""
+
+    kinds: list[str]
+    labels: list[str]
+    troubles: list[str]
+    trouble: float
+
+    @classmethod
+    def of(cls, random: Random, limits: Limits) -> Habits:
+        """Draw the habits of one schedule."""
+        kinds = ["commit", "abort", "recover", "sweep", "failing", "stage", "retry", "script"]
+        kinds += ["restage"] * limits.restages + ["backfill"] * limits.backfills
+        some = random.sample(kinds, random.randint(2, 5))
+        if {"commit", "abort", "retry"} & set(some):
+            some += ["stage", "stage"]
+        troubles = ["kill", "drop", "grow", "end_run", "down", "unknown", "power", "straggle", "lose", "fail", "refuse"]
+        troubles += ["destroy", "bring_back"] * limits.loses_staging
+        return cls(
+            kinds=["script", *some],
+            labels=random.sample(LABELS, random.randint(3, 15)),
+            troubles=random.sample(troubles, random.randint(1, 5)),
+            trouble=random.choice((0.05, 0.15, 0.3)),
+        )
+
+
+def random_action(random: Random, habits: Habits) -> Action:
+    """Return one action."""
+    number = random.randrange(12)
+    if random.random() < habits.trouble:
+        verb = random.choice(habits.troubles)
+        return ("fault", verb) if verb in {"lose", "fail", "refuse"} else (verb, number)
+    roll = random.random()
+    if roll < 0.28:
+        return ("start", random.choice(habits.kinds), number)
+    if roll < 0.45:
+        return ("go", number, random.choice((1, 2, 3, 5, 8, 15, 30)))
+    if roll < 0.58:
+        return ("go", number, TO_THE_END)
+    if roll < 0.90:
+        return ("upto", number, random.choice(habits.labels))
+    return ("tick", random.choice((LEASE / 2, LEASE + 1)))
+
+
+def random_schedule(seed: int, limits: Limits | None = None, length: int = 45) -> list[Action]:
+    """Return the schedule of a seed."""
+    random = Random(seed)
+    habits = Habits.of(random, limits or Limits())
+    return [*random.choice(PROLOGUES), *(random_action(random, habits) for _ in range(length))]
+
+
+@contextmanager
+def world(limits: Limits | None = None) -> Iterator[World]:
+    """Make a world whose processes stop at the failpoints of the shipped code."""
+    made = World(limits)
+    with ExitStack() as stack:
+        for module in (coordinator_module, recovery_module):
+            stack.enter_context(mock.patch.object(module, "hit", made.pause))
+        yield made
+
+
+def replay(actions: Sequence[Action], limits: Limits | None = None) -> World:
+    """Play a schedule in a fresh world; raise Violation when a promise was broken, with the history."""
+    with world(limits) as made:
+        try:
+            made.play(actions)
+        except Violation as violation:
+            violation.add_note("\n".join([*made.log, made.describe()]))
+            raise
+    return made

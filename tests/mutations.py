@@ -1,0 +1,341 @@
+"""Ways to break the protocol, each with a schedule that shows the harm.
+
+A mutation rewrites a few words of a shipped function while it is applied; one that no longer finds its words says so.
+`python tests/mutations.py [name …]` looks for schedules that catch them, for when the code has moved on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from memory import MemorySink, MemoryTransaction
+from model import Limits, Violation, random_schedule, replay
+
+import memory
+from twophase.core import coordinator, recovery, states, sweeping
+from twophase.core.coordinator import Coordinator
+from twophase.core.states import State
+
+#: How far to look when a recorded seed catches nothing any more.
+SEARCH = 400
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Other words in one function."""
+
+    module: ModuleType
+    owner: Any
+    function: str
+    words: tuple[tuple[str, str], ...]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(self.owner, self.function))))
+        for old, new in self.words:
+            if source.count(old) != 1:
+                msg = f"{self.function}: expected these words once, found {source.count(old)}: {old!r}"
+                raise LookupError(msg)
+            source = source.replace(old, new)
+        made: dict[str, Callable[..., Any]] = {}
+        code = "from __future__ import annotations\n" + source
+        exec(compile(code, f"<{self.function}, mutated>", "exec"), vars(self.module), made)
+        with mock.patch.object(self.owner, self.function, made[self.function]):
+            yield
+
+
+@dataclass(frozen=True)
+class Allow:
+    """One more transition in the table of states."""
+
+    before: State
+    to: State
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with mock.patch.dict(states.ENTERED_FROM, {self.to: states.ENTERED_FROM[self.to] | {self.before}}):
+            yield
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to break the protocol: the rule that goes, how, and the schedule that shows it."""
+
+    name: str
+    rule: str
+    changes: tuple[Edit | Allow, ...]
+    seed: int
+    limits: Limits = field(default_factory=Limits)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for change in self.changes:
+                stack.enter_context(change.applied())
+            yield
+
+    def caught_by(self, seed: int) -> str | None:
+        """Return the promise that a schedule finds broken; None: it finds nothing."""
+        with self.applied():
+            try:
+                replay(random_schedule(seed, self.limits), self.limits)
+            except Violation as violation:
+                return str(violation)
+        return None
+
+
+def core(function: str, *words: tuple[str, str]) -> Edit:
+    return Edit(coordinator, Coordinator, function, words)
+
+
+def recovering(function: str, *words: tuple[str, str]) -> Edit:
+    return Edit(recovery, recovery, function, words)
+
+
+def sweeper(*words: tuple[str, str]) -> Edit:
+    return Edit(sweeping, sweeping, "why_dead", words)
+
+
+def sink(function: str, *words: tuple[str, str]) -> Edit:
+    return Edit(memory, MemorySink, function, words)
+
+
+#: Without lost staging and restage: most rules do not need them.
+PLAIN = Limits(restages=False, loses_staging=False)
+
+MUTATIONS = (
+    Mutation(
+        "promote from the staging place itself",
+        "R1",
+        (
+            sink(
+                "_take",
+                ("mine = f\"taken/{handle['prefix']}.{self._fresh()}\"", "mine = source + '.'"),
+                ("self._rename(source, mine)", "mine = source"),
+            ),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "count a marker without making it durable", "R2", (sink("_promoted", ("self._fsync()", "pass")),), 0, PLAIN
+    ),
+    Mutation(
+        "an aborted range goes to the next checkpoint",
+        "R4, principle 3",
+        (core("_take_again", ("newest.state in DECIDED", "newest.state not in UNDECIDED")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "a replacement moves the position",
+        "R4",
+        (
+            core(
+                "decide_commit",
+                ("if tx.committed_revision(self.pipeline, revision.checkpoint_id) is None:", "if True:"),
+            ),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "a new revision while one is live",
+        "R5",
+        (
+            core(
+                "_take_again", ("if newest.state in UNDECIDED:", "if newest.state in UNDECIDED and newest.run == run:")
+            ),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "a late vote counts for the newer attempt",
+        "R7",
+        (
+            core(
+                "vote",
+                ("held.epoch != revision.epoch or mine is None or mine.attempt != revision.epoch", "mine is None"),
+                ("epoch=revision.epoch, why=", "epoch=held.epoch, why="),
+            ),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "one yes is enough",
+        "R7",
+        (
+            core("vote", ("all(p.vote for", "any(p.vote for")),
+            core("decide_commit", ("any(not p.vote or p.attempt", "any(p.attempt")),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation("an attempt after the decision", "R8", (Allow(State.COMMITTING, State.OPEN),), 0, PLAIN),
+    Mutation(
+        "abort after the decision",
+        "R9",
+        (Allow(State.COMMITTING, State.ABORTING), core("abort", ("if held.state in UNDECIDED or", "if True or"))),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "sweep an attempt that was voted for",
+        "R10",
+        (sweeper(("and attempt != voted and not manifest", "and not manifest")),),
+        0,
+    ),
+    Mutation(
+        "the record keeps its own attempt, not the sink's",
+        "R10",
+        (core("_record_promotion", ("tx.put_participant(", "print if True else (")),),
+        0,
+    ),
+    Mutation(
+        "sweep the attempt that is being staged",
+        "R11",
+        (sweeper(("State.PRECOMMITTED if attempt <", "State.PRECOMMITTED if attempt <=")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "commit_seq from a sequence",
+        "R12",
+        (
+            core("decide_commit", ("tx.lock(self.pipeline)", "pass")),
+            Edit(
+                memory,
+                MemoryTransaction,
+                "take_commit_seq",
+                (
+                    (
+                        'return self._take(pipeline, "commit_seq")',
+                        'numbers = self.record.table("sequence")\n'
+                        '    numbers["n"] = numbers.get("n", 0) + 1\n'
+                        '    return numbers["n"]',
+                    ),
+                ),
+            ),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "no limit at the commit point",
+        "R13",
+        (core("_check_pending", ("raise TooManyPending(msg)", "return")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "promote out of turn",
+        "R13",
+        (core("finish", ("self._promote_pending(revision.kind, upto=revision.commit_seq)", "self._promote(key)")),),
+        0,
+        Limits(restages=False, loses_staging=False, max_pending=2),
+    ),
+    Mutation(
+        "the older revision is not superseded",
+        "R14",
+        (core("_mark_committed", ("if older is not None:", "if False:")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "COMMITTED while a sink waits", "principle 6", (core("_promote", ("if waiting:", "if False:")),), 0, PLAIN
+    ),
+    Mutation(
+        "an unknown outcome counts as promoted",
+        "principle 7",
+        (core("_promote_sink", ("if promotion.outcome is Outcome.UNKNOWN:", "if False:")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "discard before the move to ABORTING",
+        "principle 7",
+        (
+            core(
+                "abort",
+                (
+                    "current = self.transact(step)",
+                    "for p in self.transact(lambda tx: tx.participants(revision.key)):\n"
+                    "        self.sinks[p.name].discard(revision.key, p.handle)\n"
+                    "    current = self.transact(step)",
+                ),
+            ),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "abort whatever attempt is there",
+        "R15",
+        (core("abort", ("epoch=revision.epoch,", "epoch=held.epoch,")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "recovery aborts what waits for its run",
+        "R16",
+        (recovering("decide", ("State.PRECOMMITTED if observed.run_ended", "State.PRECOMMITTED if True")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "recovery aborts under a lease",
+        "principle 5",
+        (
+            recovering("decide", ("case _ if revision.leased", "case _ if False")),
+            recovering("_execute", ("unleased=True", "unleased=False")),
+        ),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "a new checkpoint without a second look",
+        "principle 8",
+        (core("_take_new", ("again = self._take_again(tx, run, slot, ended)", "again = tx.lock(self.pipeline)")),),
+        0,
+        PLAIN,
+    ),
+    Mutation(
+        "begin without the lock", "principle 8", (core("_take_again", ("tx.lock(self.pipeline)", "pass")),), 0, PLAIN
+    ),
+    Mutation(
+        "the commit point twice after a lost reply",
+        "principle 7",
+        (core("decide_commit", ("if held.state in DECIDED and held.epoch == revision.epoch:", "if False:")),),
+        0,
+        PLAIN,
+    ),
+)
+
+
+def search(mutation: Mutation, seeds: range) -> tuple[int, str] | None:
+    """Look for a schedule that is fine with the shipped code and catches a mutation."""
+    for seed in seeds:
+        caught = mutation.caught_by(seed)
+        if caught:
+            try:
+                replay(random_schedule(seed, mutation.limits), mutation.limits)
+            except Violation:
+                continue
+            return seed, caught
+    return None
+
+
+if __name__ == "__main__":
+    for one in MUTATIONS:
+        if len(sys.argv) == 1 or one.name in sys.argv[1:]:
+            print(one.rule, one.name, search(one, range(4000)), sep=" | ", flush=True)  # noqa: T201 - its product

@@ -1,0 +1,160 @@
+"""What the crash tests do in processes of their own, and what must hold after each of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from factories import PreStaged, Row, counted, visible, words_pipeline
+from sqlalchemy import Connection, text
+
+from twophase import sinks
+from twophase.core.checkpoint import Json
+from twophase.core.errors import AttemptFailed
+from twophase.core.recovery import recover as recover_all
+from twophase.core.settings import data_path
+from twophase.core.states import ENDED, ENTERED_FROM, State
+from twophase.local.opening import open_record
+from twophase.maintenance import sweep as sweep_all
+from twophase.maintenance import verify
+from twophase.pipeline import Pipeline
+from twophase.running import Runner, coordinator
+from twophase.spark.plan import Plan
+
+TABLES = ("lake/words", "lake/copy")
+
+# The fork server imports this module once for all processes: what pyarrow imports lazily is imported here.
+pa.Table.from_pylist([{"id": 1}])
+
+
+def pipeline() -> Pipeline:
+    """Declare one landing folder, two tables, and input that leaves the folder after the commit."""
+    writes = {"lake": sinks.Files(TABLES[0]), "copy": sinks.Files(TABLES[1])}
+    return words_pipeline(writes=writes, after_commit="archive", max_files=2)
+
+
+class Failing(PreStaged):
+    """Stages everything, then fails: the revision is aborted with its output in place."""
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        super().__call__(plan, folder, lost)
+        msg = "the transform failed, as it was told to"
+        raise AttemptFailed(msg)
+
+
+# --- what processes do -----------------------------------------------------------------------------------------------
+
+
+def run() -> None:
+    """Take one checkpoint through."""
+    with Runner(pipeline(), PreStaged()) as runner:
+        runner.run()
+
+
+def drain() -> None:
+    """Take checkpoints through until there is no new input."""
+    with Runner(pipeline(), PreStaged()) as runner:
+        while runner.run():
+            pass
+
+
+def fail() -> None:
+    """Take one checkpoint up to its vote, and fail."""
+    with Runner(pipeline(), Failing()) as runner:
+        try:
+            runner.run()
+        except AttemptFailed as error:
+            if "as it was told to" not in str(error):
+                raise
+
+
+def recover() -> None:
+    """Finish what a crash left, from the record alone."""
+    record = open_record()
+    recover_all(coordinator(record, pipeline()))
+
+
+def sweep() -> None:
+    """Remove what is dead."""
+    record = open_record()
+    for _ in sweep_all(record, pipeline()):
+        pass
+
+
+# --- what must hold --------------------------------------------------------------------------------------------------
+
+
+def check_never_wrong(expected: Iterable[Row], connection: Connection) -> None:
+    """At any moment, whatever died: nothing is doubled, partly visible, or visible without being decided."""
+    rows = counted(expected)
+    by_checkpoint = _files(connection)
+    for table in TABLES:
+        seen = counted(visible(table))
+        assert not seen - rows, f"{table}: doubled or invented: {list(seen - rows)[:3]}"
+        for folder in data_path(table).glob("checkpoint=*"):
+            checkpoint_id = int(folder.name.partition("=")[2])
+            state, inputs = by_checkpoint[checkpoint_id]
+            assert state in {"COMMITTING", "COMMITTED"}, f"{folder} is visible, its revision is {state}"
+            whole = sum(1 for row in expected if f"{row['id'] // 10:06d}.json" in inputs)
+            found = sum(1 for row in visible(f"{table}/{folder.name}") if row)
+            assert found == whole, f"{folder}: {found} rows of {whole}"
+
+
+def check_all_there(expected: Iterable[Row]) -> None:
+    """At the end every record is in every table, once."""
+    for table in TABLES:
+        assert counted(visible(table)) == counted(expected), table
+
+
+def check_story(connection: Connection) -> None:
+    """The events tell each revision's whole story: every transition follows the one before and is allowed."""
+    events = connection.execute(
+        text("SELECT pipeline, checkpoint_id, revision, epoch, from_state, to_state FROM twophase.event ORDER BY id")
+    )
+    last: dict[tuple[Any, ...], State | None] = defaultdict(lambda: None)
+    for row in events:
+        if row.to_state is None:
+            continue
+        key, before, after = tuple(row)[:3], row.from_state, State(row.to_state)
+        assert last[key] == (State(before) if before else None), f"{key}: a gap before {after}"
+        assert last[key] in ENTERED_FROM[after], f"{key}: {after} after {last[key]}"
+        last[key] = after
+    states = connection.execute(text("SELECT pipeline, checkpoint_id, revision, state FROM twophase.revision"))
+    assert {tuple(row)[:3]: State(row.state) for row in states} == last
+
+
+def check_finished(connection: Connection) -> None:
+    """Nothing is left undone, and nothing dead is left on disk."""
+    states = connection.execute(text("SELECT DISTINCT state FROM twophase.revision")).scalars()
+    assert set(map(State, states)) <= ENDED
+    committed = connection.execute(text("SELECT checkpoint_id FROM twophase.revision WHERE state = 'COMMITTED'"))
+    expected = Counter(f"{checkpoint_id:08d}" for checkpoint_id in committed.scalars())
+    for table in TABLES:
+        side = data_path(f"{table}.twophase")
+        assert not list((side / "staging").iterdir())
+        assert not list((side / "taken").iterdir())
+        assert Counter(path.name[:8] for path in (side / "manifests").iterdir()) == expected
+
+
+def check_verified() -> None:
+    """Each table holds what the record says, byte by byte."""
+    record = open_record()
+    differences = [difference for difference in verify(record, pipeline()) if difference]
+    record.engine.dispose()
+    assert not differences
+
+
+def _files(connection: Connection) -> dict[int, tuple[str, set[str]]]:
+    """Return, per checkpoint, the state of its decided revision and the input files it owns."""
+    rows = connection.execute(
+        text("""SELECT f.checkpoint_id, f.path, coalesce(r.state, 'undecided') AS state FROM twophase.input_file f
+            LEFT JOIN twophase.revision r ON r.pipeline = f.pipeline AND r.checkpoint_id = f.checkpoint_id
+                AND r.state IN ('COMMITTING', 'COMMITTED')""")
+    )
+    found: dict[int, tuple[str, set[str]]] = {}
+    for row in rows:
+        found.setdefault(row.checkpoint_id, (row.state, set()))[1].add(row.path)
+    return found
