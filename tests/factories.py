@@ -80,6 +80,8 @@ class PreStaged:
         rows = self.read(plan)
         staged = {}
         for name, write in plan.writes.items():
+            if not write["handle"]:
+                continue
             sink = Sink.load(dict(write["sink"]))
             assert isinstance(sink, Files)
             hit("stage.before")

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from memory import Folder, MemoryRecord, MemorySink, MemorySource, Row
+from memory import Folder, Marker, MemoryRecord, MemorySink, MemorySource, Row
 
 from twophase.core import coordinator as coordinator_module
 from twophase.core import recovery as recovery_module
@@ -617,8 +617,9 @@ def _check_sink(
 def _check_not_lost(world: World, name: str, sink: MemorySink, key: Key) -> None:
     """What was decided can still be promoted."""
     voted = world.record.table("participant")[key, name]
-    digests = {f.marker.digest for p, f in sink.folders.items() if f.marker and not p.endswith((".junk", ".dead"))}
-    must(voted.manifest.get("digest") in digests, f"{name}: {key} is decided, what was voted for is gone")
+    marker = Marker(key.revision, voted.attempt, voted.manifest.get("digest"))
+    kept = {folder.marker for path, folder in sink.folders.items() if not path.endswith((".junk", ".dead"))}
+    must(marker in kept, f"{name}: {key} is decided, what was voted for is gone: {marker}")
 
 
 def _check_order(name: str, revisions: dict[Key, Revision], visible: dict[int, Folder]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from memory import MemorySink, MemoryTransaction
-from model import Limits, Violation, random_schedule, replay
+from model import TO_THE_END, Action, Limits, Violation, random_schedule, replay
 
 import memory
 from twophase.core import coordinator, recovery, states, sweeping
@@ -67,12 +67,11 @@ class Allow:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One way to break the protocol: the rule that goes, how, and the schedule that shows it."""
+    """One way to break the protocol: the rule that goes, and how."""
 
     name: str
     rule: str
     changes: tuple[Edit | Allow, ...]
-    seed: int
     limits: Limits = field(default_factory=Limits)
 
     @contextmanager
@@ -82,11 +81,14 @@ class Mutation:
                 stack.enter_context(change.applied())
             yield
 
-    def caught_by(self, seed: int) -> str | None:
+    def schedule(self, seed: int | list[Action]) -> list[Action]:
+        return random_schedule(seed, self.limits) if isinstance(seed, int) else seed
+
+    def caught_by(self, seed: int | list[Action]) -> str | None:
         """Return the promise that a schedule finds broken; None: it finds nothing."""
         with self.applied():
             try:
-                replay(random_schedule(seed, self.limits), self.limits)
+                replay(self.schedule(seed), self.limits)
             except Violation as violation:
                 return str(violation)
         return None
@@ -122,17 +124,13 @@ MUTATIONS = (
                 ("self._rename(source, mine)", "mine = source"),
             ),
         ),
-        0,
         PLAIN,
     ),
-    Mutation(
-        "count a marker without making it durable", "R2", (sink("_promoted", ("self._fsync()", "pass")),), 0, PLAIN
-    ),
+    Mutation("count a marker without making it durable", "R2", (sink("_promoted", ("self._fsync()", "pass")),), PLAIN),
     Mutation(
         "an aborted range goes to the next checkpoint",
         "R4, principle 3",
         (core("_take_again", ("newest.state in DECIDED", "newest.state not in UNDECIDED")),),
-        0,
         PLAIN,
     ),
     Mutation(
@@ -144,7 +142,6 @@ MUTATIONS = (
                 ("if tx.committed_revision(self.pipeline, revision.checkpoint_id) is None:", "if True:"),
             ),
         ),
-        0,
         PLAIN,
     ),
     Mutation(
@@ -155,7 +152,6 @@ MUTATIONS = (
                 "_take_again", ("if newest.state in UNDECIDED:", "if newest.state in UNDECIDED and newest.run == run:")
             ),
         ),
-        0,
         PLAIN,
     ),
     Mutation(
@@ -168,7 +164,6 @@ MUTATIONS = (
                 ("epoch=revision.epoch, why=", "epoch=held.epoch, why="),
             ),
         ),
-        0,
         PLAIN,
     ),
     Mutation(
@@ -178,34 +173,29 @@ MUTATIONS = (
             core("vote", ("all(p.vote for", "any(p.vote for")),
             core("decide_commit", ("any(not p.vote or p.attempt", "any(p.attempt")),
         ),
-        0,
         PLAIN,
     ),
-    Mutation("an attempt after the decision", "R8", (Allow(State.COMMITTING, State.OPEN),), 0, PLAIN),
+    Mutation("an attempt after the decision", "R8", (Allow(State.COMMITTING, State.OPEN),), PLAIN),
     Mutation(
         "abort after the decision",
         "R9",
         (Allow(State.COMMITTING, State.ABORTING), core("abort", ("if held.state in UNDECIDED or", "if True or"))),
-        0,
         PLAIN,
     ),
     Mutation(
         "sweep an attempt that was voted for",
         "R10",
         (sweeper(("and attempt != voted and not manifest", "and not manifest")),),
-        0,
     ),
     Mutation(
         "the record keeps its own attempt, not the sink's",
         "R10",
         (core("_record_promotion", ("tx.put_participant(", "print if True else (")),),
-        0,
     ),
     Mutation(
         "sweep the attempt that is being staged",
         "R11",
         (sweeper(("State.PRECOMMITTED if attempt <", "State.PRECOMMITTED if attempt <=")),),
-        0,
         PLAIN,
     ),
     Mutation(
@@ -227,38 +217,31 @@ MUTATIONS = (
                 ),
             ),
         ),
-        0,
         PLAIN,
     ),
     Mutation(
         "no limit at the commit point",
         "R13",
         (core("_check_pending", ("raise TooManyPending(msg)", "return")),),
-        0,
         PLAIN,
     ),
     Mutation(
         "promote out of turn",
         "R13",
         (core("finish", ("self._promote_pending(revision.kind, upto=revision.commit_seq)", "self._promote(key)")),),
-        0,
         Limits(restages=False, loses_staging=False, max_pending=2),
     ),
     Mutation(
         "the older revision is not superseded",
         "R14",
         (core("_mark_committed", ("if older is not None:", "if False:")),),
-        0,
         PLAIN,
     ),
-    Mutation(
-        "COMMITTED while a sink waits", "principle 6", (core("_promote", ("if waiting:", "if False:")),), 0, PLAIN
-    ),
+    Mutation("COMMITTED while a sink waits", "principle 6", (core("_promote", ("if waiting:", "if False:")),), PLAIN),
     Mutation(
         "an unknown outcome counts as promoted",
         "principle 7",
-        (core("_promote_sink", ("if promotion.outcome is Outcome.UNKNOWN:", "if False:")),),
-        0,
+        (core("_promote_sink", ("promotion.outcome is Outcome.UNKNOWN", "False")),),
         PLAIN,
     ),
     Mutation(
@@ -275,21 +258,18 @@ MUTATIONS = (
                 ),
             ),
         ),
-        0,
         PLAIN,
     ),
     Mutation(
         "abort whatever attempt is there",
         "R15",
         (core("abort", ("epoch=revision.epoch,", "epoch=held.epoch,")),),
-        0,
         PLAIN,
     ),
     Mutation(
         "recovery aborts what waits for its run",
         "R16",
         (recovering("decide", ("State.PRECOMMITTED if observed.run_ended", "State.PRECOMMITTED if True")),),
-        0,
         PLAIN,
     ),
     Mutation(
@@ -299,36 +279,53 @@ MUTATIONS = (
             recovering("decide", ("case _ if revision.leased", "case _ if False")),
             recovering("_execute", ("unleased=True", "unleased=False")),
         ),
-        0,
         PLAIN,
     ),
     Mutation(
         "a new checkpoint without a second look",
         "principle 8",
         (core("_take_new", ("again = self._take_again(tx, run, slot, ended)", "again = tx.lock(self.pipeline)")),),
-        0,
         PLAIN,
     ),
     Mutation(
-        "begin without the lock", "principle 8", (core("_take_again", ("tx.lock(self.pipeline)", "pass")),), 0, PLAIN
+        "begin without the lock", "principle 8", (core("_take_again", ("tx.lock(self.pipeline)", "pass")),), PLAIN
     ),
     Mutation(
         "the commit point twice after a lost reply",
         "principle 7",
         (core("decide_commit", ("if held.state in DECIDED and held.epoch == revision.epoch:", "if False:")),),
-        0,
         PLAIN,
     ),
 )
 
 
-def search(mutation: Mutation, seeds: range) -> tuple[int, str] | None:
+#: For each, a schedule that shows the harm: a seed, or the schedule itself.
+SEEDS: dict[str, int | list[Action]] = {
+    "promote from the staging place itself": 1125,
+    "count a marker without making it durable": 10,
+    "an aborted range goes to the next checkpoint": 0,
+    "a replacement moves the position": 3,
+    "a new revision while one is live": 0,
+    "one yes is enough": 0,
+    "an attempt after the decision": [
+        ("start", "stage", 0),
+        ("go", 0, TO_THE_END),
+        ("start", "retry", 0),
+        ("upto", 0, "begin.after"),
+        ("start", "commit", 0),
+        ("upto", 1, "promote.after"),
+        ("go", 0, TO_THE_END),
+    ],
+}
+
+
+def search(mutation: Mutation, seeds: range) -> tuple[int | list[Action], str] | None:
     """Look for a schedule that is fine with the shipped code and catches a mutation."""
-    for seed in seeds:
+    for seed in [*([SEEDS[mutation.name]] if mutation.name in SEEDS else []), *seeds]:
         caught = mutation.caught_by(seed)
         if caught:
             try:
-                replay(random_schedule(seed, mutation.limits), mutation.limits)
+                replay(mutation.schedule(seed), mutation.limits)
             except Violation:
                 continue
             return seed, caught
@@ -338,4 +335,4 @@ def search(mutation: Mutation, seeds: range) -> tuple[int, str] | None:
 if __name__ == "__main__":
     for one in MUTATIONS:
         if len(sys.argv) == 1 or one.name in sys.argv[1:]:
-            print(one.rule, one.name, search(one, range(4000)), sep=" | ", flush=True)  # noqa: T201 - its product
+            print(one.rule, one.name, search(one, range(1500)), sep=" | ", flush=True)  # noqa: T201 - its product

@@ -128,7 +128,7 @@ def _enter(
     configure(failpoints)
     try:
         function(*arguments)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the test reads it in the log
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

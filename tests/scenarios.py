@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from factories import PreStaged, Row, counted, visible, words_pipeline
 from sqlalchemy import Connection, text
 
 from twophase import sinks
+from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Json
 from twophase.core.errors import AttemptFailed
 from twophase.core.recovery import recover as recover_all
@@ -25,6 +26,7 @@ from twophase.running import Runner, coordinator
 from twophase.spark.plan import Plan
 
 TABLES = ("lake/words", "lake/copy")
+WRITES = ("lake", "copy")
 
 # The fork server imports this module once for all processes: what pyarrow imports lazily is imported here.
 pa.Table.from_pylist([{"id": 1}])
@@ -84,6 +86,14 @@ def sweep() -> None:
         pass
 
 
+def impatiently(function: Callable[..., None], *arguments: Any) -> None:
+    """Do it with short time limits in the database: whoever waits for a stopped process waits a moment."""
+    from twophase.committer import record
+
+    record.SESSION = "-c lock_timeout=700ms -c idle_in_transaction_session_timeout=1500ms -c timezone=UTC"
+    function(*arguments)
+
+
 # --- what must hold --------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +120,7 @@ def check_all_there(expected: Iterable[Row]) -> None:
 
 
 def check_story(connection: Connection) -> None:
-    """The events tell each revision's whole story: every transition follows the one before and is allowed."""
+    """Follow each revision's whole story in the events: every transition follows the one before and is allowed."""
     events = connection.execute(
         text("SELECT pipeline, checkpoint_id, revision, epoch, from_state, to_state FROM twophase.event ORDER BY id")
     )
@@ -137,6 +147,50 @@ def check_finished(connection: Connection) -> None:
         assert not list((side / "staging").iterdir())
         assert not list((side / "taken").iterdir())
         assert Counter(path.name[:8] for path in (side / "manifests").iterdir()) == expected
+
+
+def check_once(connection: Connection) -> None:
+    """Each checkpoint was committed once: one decision, one row and one promotion per sink, one end."""
+    decided = connection.execute(
+        text("SELECT checkpoint_id, count(*) FROM twophase.revision WHERE commit_seq IS NOT NULL GROUP BY 1")
+    )
+    once = {(row[0], action): 1 for row in decided for action in ("committing", "committed", *WRITES)}
+    counts = connection.execute(
+        text("""SELECT checkpoint_id, action, count(*) FROM twophase.event
+                WHERE action IN ('committing', 'committed') GROUP BY 1, 2
+            UNION ALL SELECT checkpoint_id, split_part(why, ' ', 1), count(*) FROM twophase.event
+                WHERE action = 'promoted' GROUP BY 1, 2""")
+    )
+    assert {(row[0], row[1]): row[2] for row in counts} == once
+    rows = connection.execute(text("SELECT checkpoint_id, operator_id FROM twophase.committed"))
+    assert Counter(map(tuple, rows)) == Counter(key for key in once if key[1] in WRITES)
+    order = list(connection.execute(text("SELECT commit_seq FROM twophase.revision WHERE commit_seq > 0")).scalars())
+    assert sorted(order) == list(range(1, len(order) + 1))
+
+
+def check_end(record: PostgresRecord, expected: Sequence[Row]) -> None:
+    """Recover twice and sweep; then everything is there, once, and the record, the tables and the story agree."""
+    for _ in range(2):
+        recover_all(coordinator(record, pipeline()))
+        with record.engine.connect() as connection:
+            check_never_wrong(expected, connection)
+    list(sweep_all(record, pipeline()))
+    check_all_there(expected)
+    with record.engine.connect() as connection:
+        check_finished(connection)
+        check_story(connection)
+        check_once(connection)
+    assert not [difference for difference in verify(record, pipeline()) if difference]
+
+
+def tables() -> dict[str, tuple[int, int, int]]:
+    """Return every entry of the tables' folders with what changes when anybody touches it."""
+    found = {}
+    for table in TABLES:
+        for path in (data_path(table), *data_path(table).rglob("*")):
+            stat = path.stat()
+            found[str(path)] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return found
 
 
 def check_verified() -> None:

@@ -50,9 +50,7 @@ def read_committed(
         msg = f"pipeline {pipeline!r}: nothing is committed to {sink!r} {when}"
         raise NothingCommitted(msg)
     schema = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in found[-1].manifest["schema"])
-    reader = spark.read.format(files.format).option("basePath", files.location())
-    if files.format == "csv":
-        reader = reader.option("header", "true").options(**files.options)
+    reader = spark.read.format(files.format).option("basePath", files.location()).options(**files.read_options())
     # Only new columns may be added, so the newest schema fits every checkpoint.
     return reader.schema(f"{schema}, checkpoint bigint").load([files.folder(promoted.key) for promoted in found])
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from twophase.core import errors
 from twophase.core.checkpoint import Json, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
-from twophase.core.errors import AttemptFailed, Busy, ConfigError, Fenced, ManifestMismatch, NoSpace, SchemaChanged
+from twophase.core.errors import (
+    AttemptFailed,
+    Busy,
+    ConfigError,
+    Fenced,
+    ManifestMismatch,
+    NoSpace,
+    SchemaChanged,
+    StoreUnavailable,
+)
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
@@ -111,6 +120,17 @@ class Runner:
         log.info("%s: %s, %s rows, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
         return done
 
+    def restage(self, checkpoint_id: int, reason: str) -> Revision:
+        """Stage again what a decided revision has lost, and promote it: the only way out for a parked one."""
+        found = self.coordinator.transact(lambda tx: tx.unfinished(self.pipeline.name))
+        decided = [r for r in found if r.checkpoint_id == checkpoint_id and r.state is State.COMMITTING]
+        if not decided:
+            msg = f"checkpoint {self.pipeline.name}/{checkpoint_id}: it is not committing, there is nothing to restage"
+            raise ConfigError(msg)
+        attempt = self.coordinator.restage(decided[0].key, reason)
+        self._stage_and_vote(attempt)
+        return self.coordinator.finish(attempt.key)
+
     def _begin(self, me: Run, slot: str | None) -> Revision | None:
         """Take a checkpoint; wait out the lease of a run that may be dead, and say so."""
         while True:
@@ -152,12 +172,15 @@ class Runner:
             raise  # a newer attempt owns it: touch nothing
         except BaseException as error:
             why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            log.info("%s: attempt %s failed, aborting", attempt.key, attempt.epoch)
-            self.coordinator.abort(attempt, why)
+            log.info("%s: attempt %s failed", attempt.key, attempt.epoch)
+            try:
+                self.coordinator.abort(attempt, why)  # changes nothing if it is decided: a restage that failed
+            except StoreUnavailable as unavailable:
+                error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
             raise
 
     def _stage(self, attempt: Revision, lease: Lease) -> None:
-        participants = self._sinks(attempt)
+        participants = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch and p.vote is None]
         plan = self._plan(attempt, participants)
         folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
         self._check_input(plan)
@@ -173,8 +196,9 @@ class Runner:
 
         with self.record.transaction() as tx:
             inputs = tx.inputs(self.pipeline.name, attempt.checkpoint_id)
-            schemas = {p.name: queries.last_schema(tx.connection, self.pipeline.name, p.name) for p in participants}
+            schemas = {w: queries.last_schema(tx.connection, self.pipeline.name, w) for w in self.pipeline.writes}
         declared = self.pipeline.declaration()
+        handles = {p.name: p.handle for p in participants}
         return Plan(
             pipeline=self.pipeline.name,
             checkpoint_id=attempt.checkpoint_id,
@@ -187,8 +211,8 @@ class Runner:
                 for name, fixed in inputs.items()
             },
             writes={
-                p.name: {"sink": declared["writes"][p.name], "handle": p.handle, "schema": schemas[p.name]}
-                for p in participants
+                name: {"sink": sink, "handle": handles.get(name), "schema": schemas[name]}
+                for name, sink in declared["writes"].items()
             },
         )
 

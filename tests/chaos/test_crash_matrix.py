@@ -1,7 +1,7 @@
 """Every failpoint, killed and raised, in real processes on a real PostgreSQL: no record lost, doubled or half visible.
 
-The table is written by pyarrow and read by DuckDB. A new failpoint is in the matrix as soon as it exists: if no scenario
-reaches it, its case fails.
+The table is written by pyarrow and read by DuckDB. A new failpoint is in the matrix as soon as it exists: if no
+scenario reaches it, its case fails.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own context
         """Run the command that was asked for."""
-        from twophase.cli.output import complain, error
+        from twophase.cli.output import complain, print_error
 
         try:
             return super().invoke(ctx)
         except TwophaseError as caught:
-            error(caught)
+            print_error(caught)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             complain("interrupted")

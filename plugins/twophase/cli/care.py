@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, complain, console, error, print_json, say, state, table
+from twophase.cli.output import Json, complain, console, print_json, say, state, table
 from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
 
 if TYPE_CHECKING:
@@ -28,13 +28,27 @@ def add_to(app: typer.Typer) -> None:
         app.command(rich_help_panel="Take care")(command)
 
 
-def _names(record: PostgresRecord, pipeline: str | None) -> list[str]:
+def _each(record: PostgresRecord, pipeline: str | None, work: Callable[[str], None]) -> list[Exception]:
+    """Work on one pipeline or on all, whatever goes wrong with another; say and return what went wrong."""
     from twophase.committer import queries
 
-    if pipeline is not None:
-        return [pipeline]
-    with record.engine.connect() as connection:
-        return queries.names(connection)
+    if pipeline is None:
+        with record.engine.connect() as connection:
+            names = queries.names(connection)
+    else:
+        names = [pipeline]
+    problems: list[Exception] = []
+    for name in names:
+        try:
+            work(name)
+        except StoreUnavailable:
+            raise
+        except (OSError, TwophaseError) as problem:
+            if name == pipeline and isinstance(problem, TwophaseError):
+                raise
+            problems.append(problem)
+            complain(f"{name}: left as it is: {' '.join(str(problem).split())}", style="yellow")
+    return problems
 
 
 # --- recover ---------------------------------------------------------------------------------------------------------
@@ -52,23 +66,18 @@ def recover(
     from twophase.running import coordinator
 
     told: list[dict[str, Any]] = []
-    failed = False
     with opened() as record:
-        for name in _names(record, pipeline):
-            try:
-                told += _recover(coordinator(record, load(record, name)), wait=wait, quiet=as_json)
-            except StoreUnavailable:
-                raise
-            except (OSError, TwophaseError) as caught:  # its other pipelines may well be recovered
-                if pipeline is not None and isinstance(caught, ConfigError):
-                    raise
-                error(ConfigError(f"pipeline {name!r}: {caught}"))
-                failed = failed or isinstance(caught, ConfigError)
+
+        def work(name: str) -> None:
+            told.extend(_recover(coordinator(record, load(record, name)), wait=wait, quiet=as_json))
+
+        problems = _each(record, pipeline, work)
     if as_json:
         print_json(told)
-    elif not told:
+    elif not told and not problems:
         say("nothing to recover")
-    if failed or any(one["parked_reason"] for one in told):
+    # A sink that is down is no failure of recovery: whoever comes next tries again.
+    if any(one["parked_reason"] for one in told) or not all(isinstance(problem, OSError) for problem in problems):
         raise typer.Exit(1)
 
 
@@ -85,7 +94,7 @@ def _recover(coordinator: Coordinator, *, wait: bool, quiet: bool) -> list[dict[
             if wait and revision.leased:
                 complain(f"{revision.key}: {_why(revision, decision)}; waiting for it", style="dim")
                 continue
-            one = _told(coordinator, revision, decision)
+            one = told_of(coordinator, revision, decision)
             told[revision.checkpoint_id, revision.revision] = one
             if not quiet:
                 _say(revision, one)
@@ -94,7 +103,8 @@ def _recover(coordinator: Coordinator, *, wait: bool, quiet: bool) -> list[dict[
         threading.Event().wait(max(revision.lease_left or 0 for revision in busy) + GRACE)
 
 
-def _told(coordinator: Coordinator, revision: Revision, decision: Decision) -> dict[str, Any]:
+def told_of(coordinator: Coordinator, revision: Revision, decision: Decision) -> dict[str, Any]:
+    """Say what was decided about a revision, why, and what became of it."""
     now = coordinator.transact(lambda tx: tx.revision(revision.key))
     return {
         "pipeline": revision.key.pipeline,
@@ -155,26 +165,20 @@ def sweep(
     from twophase.cli.opening import opened
 
     swept: list[dict[str, str]] = []
-    failed = False
     with opened() as record:
-        for name in _names(record, pipeline):
-            try:
-                for one in maintenance.sweep(record, maintenance.load(record, name), dry_run=dry_run):
-                    swept.append(one._asdict())
-                    if not as_json:
-                        say(f"{'would remove' if dry_run else 'removed'} {one.path}: {one.why}")
-            except StoreUnavailable:
-                raise
-            except (OSError, TwophaseError) as caught:
-                if pipeline is not None and isinstance(caught, ConfigError):
-                    raise
-                error(ConfigError(f"pipeline {name!r}: {caught}"))
-                failed = True
+
+        def work(name: str) -> None:
+            for one in maintenance.sweep(record, maintenance.load(record, name), dry_run=dry_run):
+                swept.append(one._asdict())
+                if not as_json:
+                    say(f"{'would remove' if dry_run else 'removed'} {one.path}: {one.why}")
+
+        problems = _each(record, pipeline, work)
     if as_json:
         print_json(swept)
-    elif not swept and not failed:
+    elif not swept and not problems:
         say("nothing to sweep")
-    if failed:
+    if problems:
         raise typer.Exit(1)
 
 
@@ -190,10 +194,10 @@ def verify(
 
     differences: list[Difference] = []
     checked = 0
+    broken: OSError | None = None
     with opened() as record:
         declared = maintenance.load(record, pipeline)
-        total = _committed(record, pipeline) * len(declared.writes)
-        with _bar(f"verifying {pipeline}", total) as advance:
+        with _bar(f"verifying {pipeline}", _committed(record, pipeline) * len(declared.writes)) as advance:
             try:
                 for found in maintenance.verify(record, declared):
                     if found is None:
@@ -201,14 +205,15 @@ def verify(
                         advance()
                     else:
                         differences.append(found)
-            except OSError as caught:
-                msg = f"pipeline {pipeline!r}: cannot be verified: {caught}"
-                raise ConfigError(msg) from caught
-            finally:
-                if as_json:
-                    print_json([one._asdict() for one in differences])
-                elif differences:
-                    _differences(differences)
+            except OSError as error:  # what was found before it is still worth knowing
+                broken = error
+    if as_json:
+        print_json([one._asdict() for one in differences])
+    elif differences:
+        _differences(differences)
+    if broken is not None:
+        msg = f"pipeline {pipeline!r}: cannot be verified: {broken}"
+        raise ConfigError(msg)
     if differences:
         raise typer.Exit(1)
     if not as_json:

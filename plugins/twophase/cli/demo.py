@@ -39,7 +39,13 @@ CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 #: Settings of the caller's that must not reach into the demo.
-NOT_OURS = ("TWOPHASE_DSN", "TWOPHASE_FAILPOINTS", "AIRFLOW_CONN_TWOPHASE_COMMITTER", "AIRFLOW_CTX_DAG_ID")
+NOT_OURS = (
+    "TWOPHASE_DSN",
+    "TWOPHASE_FAILPOINTS",
+    "AIRFLOW_CONN_TWOPHASE_COMMITTER",
+    "AIRFLOW_CTX_DAG_ID",
+    "_AIRFLOW_PROCESS_CONTEXT",
+)
 #: The command line as a process of its own.
 TWOPHASE = (sys.executable, "-m", "twophase.cli")
 #: Longer than any child takes, so that the demo ends whatever happens.

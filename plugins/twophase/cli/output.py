@@ -56,7 +56,7 @@ def complain(text: str | Text, style: str = "") -> None:
     console(stderr=True).print(text, soft_wrap=True, markup=False, style=style)
 
 
-def error(caught: BaseException) -> None:
+def print_error(caught: BaseException) -> None:
     """Print an error as one line."""
     from rich.text import Text
 

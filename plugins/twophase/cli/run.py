@@ -13,11 +13,15 @@ import typer
 
 from twophase.cli.output import Json, complain, console, listing, print_json
 from twophase.core.errors import AttemptFailed
+from twophase.core.settings import spark_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from twophase.core.checkpoint import Revision
+    from twophase.core.coordinator import Coordinator
+
+log = logging.getLogger("twophase")
 
 #: How much of a user's traceback is shown.
 TAIL = 20
@@ -32,8 +36,9 @@ RESULT = (
     ("bytes", "bytes"),
 )
 
-_LOG = re.compile(r"its? log is (.+)$|the log is (.+)$|output is in (.+)$")
+_LOG = re.compile(r"(?:its|the) log is (.+)$")
 _KEY = re.compile(r"[a-z][a-z0-9_]*/\d+ r\d+")
+_SHIPPED = re.compile(r'"[^"]*/localPyFiles-[^/"]*/([^"]+)"')
 _NOT_THE_USERS = re.compile(r'File "[^"]*/(twophase/spark|pyspark|py4j)/')
 
 
@@ -83,6 +88,7 @@ def run(
     done: list[dict[str, Any]] = []
     try:
         with _story(), Runner(pipeline, stager_for(pipeline, master=master, conf=settings)) as runner:
+            _tell_what_was_left(runner.coordinator)
             while (revision := runner.run()) is not None:
                 done.append(columns(revision))
                 if not drain:
@@ -97,6 +103,16 @@ def run(
             listing(done, RESULT)
     if revision is None:
         complain(f"{pipeline.name}: no new input")
+
+
+def _tell_what_was_left(coordinator: Coordinator) -> None:
+    """Finish what an earlier crash left, as every run does before all else, but say so."""
+    from twophase.cli.care import told_of
+    from twophase.core.recovery import recover
+
+    for revision, decision in recover(coordinator, decided_only=True):
+        one = told_of(coordinator, revision, decision)
+        log.info("%s: left by an earlier run: %s, %s", revision.key, one["decision"], one["why"])
 
 
 def columns(revision: Revision) -> dict[str, Any]:
@@ -138,8 +154,8 @@ class _Lines(logging.Handler):
         line = Text(self.format(entry), style="yellow" if entry.levelno >= logging.WARNING else "")
         line.highlight_regex(_KEY, "bold")
         line.highlight_words(["pre-committed"], "cyan")
-        line.highlight_words(["committed,"], "green")
-        line.highlight_words(["failed, aborting"], "red")
+        line.highlight_words(["committed,", "promoted,"], "green")
+        line.highlight_words(["failed"], "red")
         self.target.print(line, soft_wrap=True)
 
 
@@ -149,7 +165,6 @@ def _story() -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     target = console(stderr=True)
-    log = logging.getLogger("twophase")
     before = log.level, log.propagate
     lines = _Lines(target)
     log.addHandler(lines)
@@ -175,11 +190,17 @@ def _story() -> Iterator[None]:
 def show_traceback(failed: AttemptFailed) -> None:
     """Print the end of what the user's code raised, from the log that the error names."""
     match = _LOG.search(str(failed))
-    path = Path(next(filter(None, match.groups()))) if match else None
+    path = Path(match[1]) if match else None
     if type(failed) is not AttemptFailed or path is None or not path.is_file():
         return
     for line in tail(path.read_text(encoding="utf-8", errors="replace")):
-        complain(line, style="dim")
+        complain(_SHIPPED.sub(_own_copy, line), style="dim")
+
+
+def _own_copy(match: re.Match[str]) -> str:
+    """Name the user's own file instead of the copy that Spark made of it, which is gone by now."""
+    own = spark_jobs() / match[1]
+    return f'"{own}"' if own.is_file() else match[0]
 
 
 def tail(log: str) -> list[str]:

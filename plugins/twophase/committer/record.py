@@ -38,7 +38,7 @@ from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputCh
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
-SESSION = "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s -c timezone=UTC"
+SESSION = "-c lock_timeout=20s -c idle_in_transaction_session_timeout=10s -c timezone=UTC"
 
 #: Set together with a state: the column that says when it was entered.
 ENTERED_AT = {State.COMMITTING: "decided_at", State.COMMITTED: "committed_at", State.SUPERSEDED: "superseded_at"}

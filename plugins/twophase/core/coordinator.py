@@ -111,7 +111,7 @@ class Coordinator:
             return None
         if newest.state in UNDECIDED:
             if newest.run != run and newest.leased:
-                msg = f"checkpoint {newest.key}: run {newest.run} works on it, {newest.lease_left:.1f} s of its lease left"
+                msg = f"checkpoint {newest.key}: run {newest.run} works on it, {newest.lease_left:.1f} s of lease left"
                 raise Busy(msg, lease_left=newest.lease_left)
             if newest.run not in {run, ended}:
                 msg = f"checkpoint {newest.key}: it waits for run {newest.run}, which has not ended"
@@ -307,12 +307,17 @@ class Coordinator:
         self._mark_committed(key)
 
     def _promote_sink(self, key: Key, participant: Participant) -> Promotion:
-        """Promote one sink; an unknown outcome is settled by its marker."""
-        sink = self.sinks[participant.name]
-        promotion = sink.promote(key, participant.handle, participant.manifest)
-        if promotion.outcome is Outcome.UNKNOWN:
-            promotion = sink.find(key, participant.handle, participant.manifest)
-        return promotion
+        """Promote one sink, if it was voted for; an unknown outcome is settled by its marker."""
+        if not participant.vote:
+            return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is not voted for yet")
+        promotion = self.sinks[participant.name].promote(key, participant.handle, participant.manifest)
+        return self.find(key, participant) if promotion.outcome is Outcome.UNKNOWN else promotion
+
+    def find(self, key: Key, participant: Participant) -> Promotion:
+        """Say where a decided revision's output stands in one sink; changes nothing."""
+        if not participant.vote:
+            return Promotion(Outcome.FAILED, f"attempt {participant.attempt} was never voted for")
+        return self.sinks[participant.name].find(key, participant.handle, participant.manifest)
 
     def _record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
         """Add the sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
@@ -355,7 +360,7 @@ class Coordinator:
         lost = {
             p.name: p
             for p in self.transact(lambda tx: tx.participants(key))
-            if p.kind == "sink" and self.sinks[p.name].find(key, p.handle, p.manifest).outcome is Outcome.FAILED
+            if p.kind == "sink" and self.find(key, p).outcome is Outcome.FAILED
         }
 
         def step(tx: Transaction) -> Revision:

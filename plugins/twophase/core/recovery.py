@@ -84,8 +84,7 @@ def observe(coordinator: Coordinator, revision: Revision) -> Observed:
     lost = {}
     for participant in coordinator.transact(lambda tx: tx.participants(revision.key)):
         if participant.kind == "sink" and participant.name not in done:
-            sink = coordinator.sinks[participant.name]
-            found = sink.find(revision.key, participant.handle, participant.manifest)
+            found = coordinator.find(revision.key, participant)
             if found.outcome is Outcome.FAILED:
                 lost[participant.name] = found.reason or "no reason given"
     return Observed(lost=lost)

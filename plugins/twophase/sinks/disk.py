@@ -113,6 +113,15 @@ def walk(folder: Path | str) -> Iterator[tuple[str, os.stat_result]]:
                     yield path, entry.stat(follow_symlinks=False)
 
 
+def prune(folder: Path | str) -> None:
+    """Remove the empty folders below a folder, and make that durable."""
+    for path in reversed(list(folders(folder))):
+        if path != str(folder) and not os.listdir(path):  # noqa: PTH208 - one look, no Path for each entry
+            os.rmdir(path)  # noqa: PTH106 - likewise
+        else:
+            fsync_folder(path)
+
+
 def folders(folder: Path | str) -> Iterator[str]:
     """Yield a folder and every folder below it."""
     for path, _, _ in os.walk(folder):

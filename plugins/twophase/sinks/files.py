@@ -32,6 +32,8 @@ from twophase.sinks import disk
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.rows import COMPRESSIONS, FORMATS, count_rows
 
+#: Spark would trim spaces off a value, and read one with a line break as two.
+CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
 #: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
 TRIES = 20
 THREADS = 4
@@ -147,9 +149,9 @@ class Files(Sink):
         """Let Spark write the frame, then seal what it wrote."""
         place = _Place(key, handle)
         writer = frame.write.format(self.format).options(
-            **({"header": True} if self.format == "csv" else {}),
-            **self.options,
             **{
+                **(CSV if self.format == "csv" else {}),
+                **self.options,
                 # file names carry revision and attempt: a reader across an exchange fails instead of mixing two (R17)
                 "mapreduce.output.basename": f"part-r{key.revision}-a{attempt}",
                 "mapreduce.fileoutputcommitter.algorithm.version": 1,
@@ -336,8 +338,7 @@ class Files(Sink):
             for stray in strays:
                 (mine / stray).unlink()
             if strays:
-                for folder in disk.folders(mine):
-                    disk.fsync_folder(folder)
+                disk.prune(mine)
         except FileNotFoundError:
             if mine.exists():
                 raise
@@ -414,6 +415,10 @@ class Files(Sink):
         expected = {f"checkpoint={checkpoint_id:08d}" for checkpoint_id in known}
         with os.scandir(self.location()) as entries:
             yield from (f"{entry.path} is no committed checkpoint's" for entry in entries if entry.name not in expected)
+
+    def read_options(self) -> dict[str, Any]:
+        """Return what Spark's reader must know to read what its writer wrote."""
+        return {**CSV, **self.options} if self.format == "csv" else {}
 
     def folder(self, key: Key) -> str:
         """Return the visible folder of a committed checkpoint."""

@@ -36,14 +36,14 @@ def _json_rows(file: IO[bytes]) -> int:
 
 def _csv_rows(file: IO[bytes], options: Mapping[str, Any]) -> int:
     """Count by reading the quotes, since a value may hold line breaks; Spark escapes quotes with a backslash."""
-    text = io.TextIOWrapper(file, encoding=str(options.get("encoding", "utf-8")), newline="")
-    reader = csv.reader(
-        text,
-        delimiter=str(options.get("sep", options.get("delimiter", ","))),
-        quotechar=str(options.get("quote", '"')),
-        escapechar=str(options.get("escape", "\\")),
-        doublequote=False,
-    )
-    rows = sum(1 for _ in reader)
+    with io.TextIOWrapper(file, encoding=str(options.get("encoding", "utf-8")), newline="") as text:
+        reader = csv.reader(
+            text,
+            delimiter=str(options.get("sep", options.get("delimiter", ","))),
+            quotechar=str(options.get("quote", '"')),
+            escapechar=str(options.get("escape", "\\")),
+            doublequote=False,
+        )
+        rows = sum(1 for _ in reader)
     header = str(options.get("header", True)).lower() == "true"
     return max(rows - 1, 0) if header else rows

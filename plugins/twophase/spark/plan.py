@@ -26,6 +26,7 @@ class Plan:
     #: name → {"source": declaration, "files": [[path, size, mtime_ns], …], "ranges": {partition: [start, end]}}
     reads: Mapping[str, Mapping[str, Any]]
     #: name → {"sink": declaration, "handle": …, "schema": the schema of the checkpoint before or None}
+    #: A write without a handle is not staged by this attempt: it is a restage of others.
     writes: Mapping[str, Mapping[str, Any]]
 
     @property

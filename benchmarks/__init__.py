@@ -1,0 +1,1 @@
+"""How fast it is, measured beside its peers: `python -m benchmarks --list`."""

@@ -1,0 +1,190 @@
+"""One checkpoint from Parquet to Parquet, beside Spark's own write of the same job in the same session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave, medians, number, step
+from benchmarks.place import Place
+from twophase import Pipeline, sinks, sources
+from twophase.core.coordinator import Coordinator
+from twophase.core.settings import data_path
+from twophase.running import InProcess, Runner
+from twophase.sinks import disk
+from twophase.sinks import files as files_sink
+from twophase.sinks.files import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: About what one row takes in the file.
+ROW_BYTES = 58
+WORDS = 1000
+GROUP = 500_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is read, and how often."""
+
+    files: int
+    file_mb: int
+    rounds: int
+
+
+def transform(orders: DataFrame) -> DataFrame:
+    """Do what a small pipeline does: keep most rows, compute a column."""
+    return orders.where("quantity > 0").selectExpr("*", "amount * quantity AS total")
+
+
+def run(place: Place, sizes: Sizes) -> Findings:
+    """Measure."""
+    landing = data_path("landing/orders")
+    with step(f"writing {sizes.files} Parquet files of {sizes.file_mb} MB"):
+        for seed in range(sizes.files):
+            generate(landing / f"{seed:02d}.parquet", sizes.file_mb * 1_000_000, seed)
+    with step("starting Spark"):
+        spark = place.spark()
+    dsn = place.database("files")
+    input_bytes = sum(path.stat().st_size for path in landing.iterdir())
+    names = (f"orders_{turn}" for turn in count())
+    found = interleave(
+        {"ours": lambda: ours(spark, dsn, next(names)), "peer": lambda: peer(spark)}, rounds=sizes.rounds, tell=True
+    )
+    mine, theirs = found["ours"], found["peer"]
+    parts = ("open", "begin", "Spark's write", "seal", "check and vote", "commit and promote", "other")
+    threads = ("seal: fsync and checksum", "seal: footers")
+    return Findings(
+        figures=[
+            Figure("one checkpoint ÷ df.write.parquet", mine["whole"], theirs["whole"], goal=1.10),
+            Figure("Spark's part of it ÷ df.write.parquet", mine["Spark's write"], theirs["whole"]),
+        ],
+        profile={
+            "ours": medians(mine, parts),
+            f"ours, inside seal, over {files_sink.THREADS} threads": medians(mine, threads),
+            "peer": medians(theirs),
+        },
+        notes=[
+            f"{number(input_bytes / 1e6)} MB of input; the peer's write is not durable when it ends, ours is",
+            f"making the peer's output durable after its end took {number(theirs['sync afterwards'].median)} s",
+        ],
+    )
+
+
+def ours(spark: SparkSession, dsn: str, name: str) -> Mapping[str, float]:
+    """Take one checkpoint of a new pipeline through: to it every file is new."""
+    pipeline = Pipeline(
+        name,
+        reads={"orders": sources.Files("landing/orders", format="parquet")},
+        transform=transform,
+        writes={"lake": sinks.Files(f"lake/{name}")},
+    )
+    settle_down()
+    with watch() as stopwatch:
+        start = time.perf_counter()
+        with Runner(pipeline, InProcess(spark, transform), dsn=dsn) as runner:
+            opened = time.perf_counter() - start
+            done = runner.run()
+        whole = time.perf_counter() - start
+        parts = stopwatch.take()
+    if done is None:
+        msg = "expected a checkpoint, found no new input"
+        raise RuntimeError(msg)
+    for folder in (data_path(f"lake/{name}"), data_path(f"lake/{name}.twophase")):
+        shutil.rmtree(folder)
+    parts["Spark's write"] = parts.pop("stage") - parts["seal"]
+    inside = {part: parts.pop(part) for part in ("seal: fsync and checksum", "seal: footers")}
+    return {"whole": whole, "open": opened, **parts, "other": whole - opened - sum(parts.values()), **inside}
+
+
+def watch() -> Stopwatch:
+    """Watch the parts of a checkpoint."""
+    return Stopwatch(
+        **{
+            "begin": (Coordinator, "begin"),
+            "stage": (InProcess, "__call__"),
+            "seal": (Files, "seal"),
+            "seal: fsync and checksum": (disk, "seal_file"),
+            "seal: footers": (files_sink, "count_rows"),
+            "check and vote": (Runner, "_vote"),
+            "commit and promote": (Coordinator, "commit"),
+        }
+    )
+
+
+def peer(spark: SparkSession) -> Mapping[str, float]:
+    """Do the same job as a user does it without us; how long the disk still needs is told apart."""
+    target = data_path("plain/orders")
+    settle_down()
+    start = time.perf_counter()
+    transform(spark.read.parquet(str(data_path("landing/orders")))).write.parquet(str(target))
+    whole = time.perf_counter() - start
+    start = time.perf_counter()
+    for path, _ in disk.walk(target):
+        disk.seal_file(target / path)
+    durable = time.perf_counter() - start
+    shutil.rmtree(target)
+    return {"whole": whole, "sync afterwards": durable}
+
+
+def settle_down() -> None:
+    """Let the disk finish what came before, so that it is charged to nobody."""
+    os.sync()
+
+
+def generate(path: Path, size: int, seed: int) -> None:
+    """Write a Parquet file of about this size that does not compress away: most of it is random."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    words = np.array([f"word-{number}" for number in range(WORDS)])
+    rows = max(size // ROW_BYTES, 1)
+    new = path.with_name(f"_{path.name}")
+    with pq.ParquetWriter(new, _orders(random, words, 0, 1).schema) as writer:
+        for first, some in _groups(rows):
+            writer.write_table(_orders(random, words, seed * rows + first, some))
+    new.rename(path)
+
+
+def _groups(rows: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, rows, GROUP):
+        yield first, min(GROUP, rows - first)
+
+
+def _orders(random: np.random.Generator, words: np.ndarray, first: int, rows: int) -> pa.Table:
+    """Make some orders: a number, a customer, a reference of 32 letters, an amount, a quantity, a word, a time."""
+    letters = pa.py_buffer(random.bytes(rows * 16).hex().encode())
+    offsets = pa.py_buffer(np.arange(0, (rows + 1) * 32, 32, dtype=np.int32))
+    return pa.table(
+        {
+            "id": pa.array(np.arange(first, first + rows)),
+            "customer": pa.array(random.integers(0, 10_000_000, rows)),
+            "reference": pa.Array.from_buffers(pa.string(), rows, [None, offsets, letters]),
+            "amount": pa.array(random.random(rows) * 1000),
+            "quantity": pa.array(random.integers(0, 100, rows, dtype=np.int32)),
+            "word": pa.array(words[random.integers(0, len(words), rows)]),
+            "at": pa.array(
+                1_700_000_000_000_000 + np.cumsum(random.integers(0, 1000, rows)), pa.timestamp("us", "UTC")
+            ),
+        }
+    )
+
+
+MEASURE = Measure(
+    "files",
+    "What does exactly-once cost on top of Spark's own write of 1 GB of Parquet?",
+    full=Sizes(files=8, file_mb=130, rounds=5),
+    quick=Sizes(files=2, file_mb=25, rounds=3),
+    tiny=Sizes(files=1, file_mb=1, rounds=1),
+    run=run,
+)

@@ -1,0 +1,81 @@
+"""Making a staged folder visible: as fast with 10,000 files in it as with 10, since it is one rename."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave, medians, step, timed
+from benchmarks.place import Place
+from benchmarks.workload import stage
+from twophase import sinks
+from twophase.core.checkpoint import Key
+from twophase.core.ports import Outcome
+from twophase.sinks import disk
+from twophase.sinks.files import Files
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many files lie in the folders, and how often each is promoted."""
+
+    many: int
+    few: int
+    rounds: int
+
+
+def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no database
+    """Measure."""
+    sides = {}
+    for files in (sizes.many, sizes.few):
+        with step(f"staging {files:,} files"):
+            sides[f"{files:,} files"] = promoter(files)
+    found = interleave(sides, rounds=sizes.rounds, warmup=2)
+    many, few = found.values()
+    these = f"{sizes.many:,} files ÷ {sizes.few:,}"
+    return Findings(
+        figures=[
+            Figure(f"promotion, {these}", many["promotion"], few["promotion"], goal=1.2),
+            Figure(f"the manifest check before it, {these}", many["check"], few["check"]),
+        ],
+        profile={side: medians(parts) for side, parts in found.items()},
+        notes=["the check compares every file's size and time with the manifest, so it grows with their number"],
+    )
+
+
+def promoter(files: int) -> Callable[[], Mapping[str, float]]:
+    """Stage a folder once; return what promotes it and puts it back, any number of times."""
+    sink = sinks.Files(f"lake/promotion_{files}")
+    sink.prepare()
+    key = Key("promotion", 1, 1)
+    handle = sink.place(key, 1, "benchmark")
+    manifest = stage(sink, key, 1, handle, files)
+    table = Path(handle["table"])
+    staged = Path(f"{table}.twophase", "staging", handle["name"])
+
+    def promote() -> None:
+        if sink.promote(key, handle, manifest).outcome is not Outcome.PROMOTED:
+            msg = f"{files} files: expected to promote them"
+            raise RuntimeError(msg)
+
+    def turn() -> Mapping[str, float]:
+        os.sync()
+        with Stopwatch(check=(Files, "_check_taken"), fsync=(disk, "fsync_folder")) as stopwatch:
+            whole = timed(promote)
+            parts = stopwatch.take()
+        (table / "checkpoint=00000001").rename(staged)
+        return {"promotion": whole - parts["check"], **parts}
+
+    return turn
+
+
+MEASURE = Measure(
+    "promotion",
+    "Does promotion stay one rename, however many files a checkpoint has?",
+    full=Sizes(many=10_000, few=10, rounds=50),
+    quick=Sizes(many=500, few=10, rounds=20),
+    tiny=Sizes(many=20, few=10, rounds=1),
+    run=run,
+)

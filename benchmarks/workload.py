@@ -1,0 +1,133 @@
+"""Tiny pipelines: everything is the shipped code, only Spark's work is replaced by a few links to one Parquet file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import Stopwatch, timed
+from twophase import Pipeline, sinks, sources
+from twophase.core.checkpoint import Json, Key, Revision
+from twophase.core.coordinator import Coordinator
+from twophase.core.manifest import Column
+from twophase.core.settings import data_path
+from twophase.running import Runner
+from twophase.sinks.base import Sink
+from twophase.sinks.files import Files
+from twophase.spark.plan import Plan
+
+SCHEMA = (Column("id", "bigint"), Column("word", "string"))
+#: Names that one file may have: file systems have a limit, ext4's is 65,000.
+LINKS = 10_000
+
+
+def pipeline(name: str, *, landing: str | None = None) -> Pipeline:
+    """Declare a pipeline from a landing folder of JSON to a table of Parquet."""
+    folder = landing or f"landing/{name}"
+    data_path(folder).mkdir(parents=True, exist_ok=True)
+    return Pipeline(
+        name,
+        reads={"words": sources.Files(folder, format="json", schema="id bigint, word string")},
+        transform="benchmarks.workload:copy",
+        writes={"lake": sinks.Files(f"lake/{name}")},
+    )
+
+
+def copy(words: object) -> object:
+    """Return what was read."""
+    return words
+
+
+def land(name: str, number: int) -> None:
+    """Put one file into a pipeline's landing folder, under its name only once it is whole."""
+    folder = data_path(f"landing/{name}")
+    new = folder / f"_{number}"
+    new.write_text(json.dumps({"id": number, "word": "w"}) + "\n")
+    new.rename(folder / f"new-{number:08d}.json")
+
+
+class Linked:
+    """Stages without Spark: as many names of one tiny Parquet file as asked for, then sealed as after a Spark job."""
+
+    def __init__(self, files: int = 1) -> None:
+        self.files = files
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a Stager
+        """Stage every write of a plan."""
+        staged: dict[str, Json] = {}
+        for name, write in plan.writes.items():
+            sink = Sink.load(dict(write["sink"]))
+            if not isinstance(sink, Files):
+                raise TypeError
+            staged[name] = stage(sink, plan.key, plan.attempt, write["handle"], self.files)
+        return staged
+
+
+def stage(sink: Files, key: Key, attempt: int, handle: Json, files: int) -> Json:
+    """Fill an attempt's staging folder with tiny files, and seal it for the write `lake`."""
+    folder = Path(f"{handle['table']}.twophase", "staging", handle["name"])
+    folder.mkdir(parents=True)
+    link_files(folder, f"part-r{key.revision}-a{attempt}", files)
+    return sink.seal(key, attempt, "lake", handle, SCHEMA)
+
+
+def link_files(folder: Path, prefix: str, files: int) -> None:
+    """Give one tiny Parquet file many names; a new one every so often."""
+    table = pa.table({"id": pa.array([1], pa.int64()), "word": ["w"]})
+    original = ""
+    for number in range(files):
+        path = f"{folder}/{prefix}-{number:06d}.parquet"
+        if number % LINKS == 0:
+            original = path
+            pq.write_table(table, path)
+        else:
+            os.link(original, path)
+
+
+class Checkpoints:
+    """Runs one tiny checkpoint after the other, and says what the parts of each took."""
+
+    def __init__(self, name: str, dsn: str, files: int = 1) -> None:
+        self.name = name
+        self.runner = Runner(pipeline(name), Linked(files), dsn=dsn)
+        self._landed = 0
+
+    def __call__(self) -> Mapping[str, float]:
+        """Land one file and take it through."""
+        self._landed += 1
+        land(self.name, self._landed)
+        with watch() as stopwatch:
+            whole = timed(self.run)
+            parts = stopwatch.take()
+        parts["commit path"] = parts["vote"] + parts["commit"]
+        return parts | {"whole": whole}
+
+    def run(self) -> Revision:
+        """Take one checkpoint through; there must be one."""
+        done = self.runner.run()
+        if done is None:
+            msg = f"pipeline {self.name}: expected a checkpoint, found no new input"
+            raise RuntimeError(msg)
+        return done
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.runner.record.engine.dispose()
+
+
+def watch() -> Stopwatch:
+    """Watch the parts of a checkpoint; `vote` is the check of what was staged and the vote for it."""
+    return Stopwatch(
+        begin=(Coordinator, "begin"),
+        attempt=(Coordinator, "attempt"),
+        seal=(Files, "seal"),
+        vote=(Runner, "_vote"),
+        decide=(Coordinator, "decide_commit"),
+        promote=(Files, "promote"),
+        commit=(Coordinator, "commit"),
+    )

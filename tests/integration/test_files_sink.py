@@ -1,0 +1,298 @@
+"""The files sink: staged beside the table, checked before the vote and before the rename, visible in one step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import SCHEMA, stage_rows, visible
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ConfigError, ManifestMismatch
+from twophase.core.ports import Outcome
+from twophase.sinks import Files, disk
+
+KEY = Key("words", 17, 1)
+ROWS = [{"id": i, "word": "w", "frequency": i} for i in range(10)]
+
+
+@pytest.fixture
+def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    table = Files("lake/words")
+    table.prepare()
+    return table
+
+
+def staged(sink: Files, attempt: int = 1, token: str = "7c1e") -> tuple[Json, Json]:
+    handle = sink.place(KEY, attempt, token)
+    stage_rows(sink, handle, f"part-r1-a{attempt}", ROWS, files=3)
+    return handle, sink.seal(KEY, attempt, "lake", handle, SCHEMA)
+
+
+def folder(handle: Json, kind: str = "staging") -> Path:
+    return Path(handle["table"] + ".twophase") / kind / handle["name"]
+
+
+def table(handle: Json) -> Path:
+    return Path(handle["table"]) / "checkpoint=00000017"
+
+
+def test_staged_output_is_not_inside_the_table(sink: Files) -> None:
+    handle, manifest = staged(sink)
+
+    assert list(Path(handle["table"]).iterdir()) == []
+    assert manifest["rows"] == 10
+    assert manifest["files"] == 3
+
+
+def test_promotion_shows_every_row_under_an_empty_marker(sink: Files) -> None:
+    handle, manifest = staged(sink)
+
+    promotion = sink.promote(KEY, handle, manifest)
+
+    assert promotion.outcome is Outcome.PROMOTED
+    marker = table(handle) / f"_manifest.r1.a1.{manifest['digest']}"
+    assert marker.stat().st_size == 0
+    assert sorted(row["id"] for row in visible("lake/words")) == list(range(10))
+
+
+def test_promoting_twice_changes_nothing(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    sink.promote(KEY, handle, manifest)
+    before = {path: path.stat().st_ino for path in table(handle).iterdir()}
+
+    again = sink.promote(KEY, handle, manifest)
+
+    assert again.outcome is Outcome.ALREADY_PROMOTED
+    assert {path: path.stat().st_ino for path in table(handle).iterdir()} == before
+
+
+def test_a_late_promoter_whose_revision_was_replaced_touches_nothing(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    table(handle).mkdir()
+    (table(handle) / "_manifest.r2.a1.0123456789abcdef").touch()
+
+    late = sink.promote(KEY, handle, manifest)
+
+    assert late.outcome is Outcome.ALREADY_PROMOTED
+    assert [path.name for path in table(handle).iterdir()] == ["_manifest.r2.a1.0123456789abcdef"]
+
+
+def test_a_folder_that_is_not_ours_is_never_replaced(sink: Files) -> None:
+    """One rename onto a name that must not exist: not even an empty folder there is replaced."""
+    handle, manifest = staged(sink)
+    table(handle).mkdir()
+
+    refused = sink.promote(KEY, handle, manifest)
+
+    assert refused.outcome is Outcome.FAILED
+    assert "is there already" in (refused.reason or "")
+    assert list(table(handle).iterdir()) == []
+
+
+def test_what_a_straggling_task_left_is_removed_before_the_rename(sink: Files) -> None:
+    """R1: files that are not in the manifest never become visible."""
+    handle, manifest = staged(sink)
+    (folder(handle) / "part-late.parquet").write_bytes(b"half a file")
+    (folder(handle) / "_temporary").mkdir()
+    (folder(handle) / "_temporary" / "part.parquet").write_bytes(b"more")
+
+    sink.promote(KEY, handle, manifest)
+
+    assert not list(table(handle).rglob("*late*"))
+    assert not (table(handle) / "_temporary").exists()
+    assert len(visible("lake/words")) == 10
+
+
+def test_a_folder_without_its_marker_is_junk_and_never_promoted(sink: Files) -> None:
+    """R1: a straggler that makes the staging folder again after it was taken cannot have its output promoted."""
+    handle, manifest = staged(sink)
+    taken = folder(handle).rename(folder(handle, "taken").with_name("00000017.r1.a1.other"))
+    folder(handle).mkdir()
+    (folder(handle) / "part-late.parquet").write_bytes(b"half a file")
+
+    sink.promote(KEY, handle, manifest)
+
+    assert not taken.exists()
+    assert len(visible("lake/words")) == 10
+
+
+def test_what_another_promoter_took_and_left_is_taken_again(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    folder(handle).rename(folder(handle, "taken").with_name("00000017.r1.a1.dead-promoter"))
+
+    promotion = sink.promote(KEY, handle, manifest)
+
+    assert promotion.outcome is Outcome.PROMOTED
+    assert len(visible("lake/words")) == 10
+
+
+def test_whoever_reads_a_marker_back_makes_both_parents_durable(sink: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2: the promoter may have died between its rename and its fsync; then the reader's counts."""
+    handle, manifest = staged(sink)
+    sink.promote(KEY, handle, manifest)
+    durable: list[str] = []
+    real = disk.fsync_folder
+    monkeypatch.setattr(disk, "fsync_folder", lambda path: (durable.append(str(path)), real(path)))
+
+    sink.find(KEY, handle, manifest)
+
+    assert {handle["table"], str(folder(handle, "taken").parent)} <= set(durable)
+
+
+def test_staged_output_that_is_gone_is_lost_only_after_the_marker_was_read_again(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    disk.remove(folder(handle), folder(handle, "taken").parent)
+
+    assert sink.promote(KEY, handle, manifest).outcome is Outcome.FAILED
+    assert "is gone" in (sink.find(KEY, handle, manifest).reason or "")
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "altered", "unmarked"])
+@pytest.mark.parametrize("moment", ["vote", "promotion"])
+def test_a_damaged_staged_file_is_named_and_nothing_becomes_visible(sink: Files, damage: str, moment: str) -> None:
+    handle, manifest = staged(sink)
+    victim = sorted(folder(handle).glob("*.parquet"))[1]
+    content = victim.read_bytes()
+    match damage:
+        case "missing":
+            victim.unlink()
+        case "truncated":
+            victim.write_bytes(content[:-1])
+        case "altered":
+            victim.write_bytes(content[:-1] + b"X")
+        case _:
+            (folder(handle) / f"_manifest.r1.a1.{manifest['digest']}").unlink()
+            victim = folder(handle)
+
+    if moment == "vote":
+        with pytest.raises(ManifestMismatch) as refused:
+            sink.check(KEY, handle, manifest)
+        assert victim.name in str(refused.value)
+    else:
+        promotion = sink.promote(KEY, handle, manifest)
+        assert promotion.outcome is Outcome.FAILED
+        assert victim.name in (promotion.reason or "")
+    assert not table(handle).exists()
+
+
+def test_a_file_that_was_only_touched_is_still_the_same(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    os.utime(next(folder(handle).glob("*.parquet")))
+
+    sink.check(KEY, handle, manifest)
+
+    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+
+
+def test_two_attempts_never_share_a_place_even_with_the_same_number(sink: Files) -> None:
+    """R17: a record restored from a backup repeats epochs; the staging places still differ, as do manifests."""
+    first, manifest = staged(sink, token="aaaa")
+    second = sink.place(KEY, 1, "bbbb")
+    stage_rows(sink, second, "part-r1-a1", ROWS[:5], files=1)
+
+    with pytest.raises(FileExistsError):
+        sink.seal(KEY, 1, "lake", second, SCHEMA)
+
+    assert folder(first) != folder(second)
+    assert sink.promote(KEY, first, manifest).outcome is Outcome.PROMOTED
+
+
+def test_discarding_removes_every_attempt_of_the_revision_and_nothing_else(sink: Files) -> None:
+    first, _ = staged(sink, attempt=1)
+    staged(sink, attempt=2)
+    other = sink.place(Key("words", 17, 2), 1, "cccc")
+    stage_rows(sink, other, "part-r2-a1", ROWS, files=1)
+
+    sink.discard(KEY, first)
+
+    side = Path(first["table"] + ".twophase")
+    assert [path.name for path in (side / "staging").iterdir()] == [other["name"]]
+    assert list((side / "manifests").iterdir()) == []
+    assert list((side / "taken").iterdir()) == []
+
+
+def test_verify_finds_each_kind_of_damage(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    sink.promote(KEY, handle, manifest)
+    assert list(sink.verify(KEY, 1, manifest)) == []
+    missing, altered, _ = sorted(table(handle).glob("*.parquet"))
+
+    missing.unlink()
+    content = altered.read_bytes()
+    altered.write_bytes(content[:-1] + b"X")
+    (table(handle) / "part-foreign.parquet").write_bytes(b"x")
+    found = "\n".join(sink.verify(KEY, 1, manifest))
+
+    assert f"{missing.name} is missing" in found
+    assert f"{altered.name}: expected checksum" in found
+    assert "part-foreign.parquet is not in the manifest" in found
+    assert list(sink.strangers([17])) == []
+    assert "checkpoint=00000017" in next(sink.strangers([]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"path": "lake/t", "format": "orc"}, "'orc'"),
+        ({"path": "s3://bucket/t"}, "Delta or Iceberg"),
+        ({"path": "lake/t", "format": "json", "options": {"compression": "zstd"}}, "'zstd'"),
+    ],
+)
+def test_a_table_that_cannot_be_written_atomically_is_refused_when_declared(
+    arguments: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Files(**arguments)
+
+
+def test_a_table_path_that_is_a_file_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "lake").write_text("a file")
+
+    with pytest.raises(ConfigError, match="lake"):
+        Files("lake/words").prepare()
+
+
+FULL = """
+import os, sys
+sys.path[:0] = {path!r}
+os.environ["TWOPHASE_HOME"] = sys.argv[1]
+import test_files_sink as t
+from twophase.core.errors import NoSpace
+sink = t.Files("lake/words"); sink.prepare()
+handle = sink.place(t.KEY, 1, "aaaa")
+t.stage_rows(sink, handle, "part", t.ROWS, files=3)
+try:
+    with open(sys.argv[1] + "/filler", "wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096): pass
+except OSError: pass
+try:
+    sink.seal(t.KEY, 1, "lake", handle, t.SCHEMA)
+except NoSpace as error:
+    print(error)
+print(os.listdir(handle["table"]))
+"""
+
+
+def test_no_space_left_is_a_clear_error_and_nothing_becomes_visible(tmp_path: Path) -> None:
+    """A real full file system, in a mount namespace of its own."""
+    path = [str(Path(__file__).parent), *sys.path]
+    script = tmp_path / "full.py"
+    script.write_text(FULL.format(path=path))
+    disk_folder = tmp_path / "small"
+    disk_folder.mkdir()
+    mount = f"mount -t tmpfs -o size=200k tmpfs {disk_folder} && {sys.executable} {script} {disk_folder}"
+    if subprocess.run(["unshare", "-Urm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system lets nobody make a mount namespace")
+
+    done = subprocess.run(["unshare", "-Urm", "sh", "-c", mount], check=False, capture_output=True, text=True)
+
+    assert "no space left" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
