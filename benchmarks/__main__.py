@@ -28,7 +28,7 @@ def main(
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
 ) -> None:
     """Measure Twophase and its peers side by side."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     if list_:
         for measure in MEASURES.values():
             console.print(f"{measure.name:<10} {measure.question}", highlight=False)

@@ -71,6 +71,8 @@ class Figure:
 class Findings:
     """What a measure found: its figures, where the time went (seconds, medians), and what else is worth a line."""
 
+    #: What stands over what in each ratio.
+    compared: str
     figures: list[Figure]
     profile: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -35,11 +35,11 @@ def run(place: Place, sizes: Sizes) -> Findings:
     for side in sides.values():
         side.close()
     old, young = found["old"], found["young"]
-    these = f"after {sizes.old:,} checkpoints ÷ after {sizes.young:,}"
     return Findings(
+        compared=f"after {sizes.old:,} checkpoints ÷ after {sizes.young:,}",
         figures=[
-            Figure(f"commit path, {these}", old["commit path"], young["commit path"], goal=1.10),
-            Figure(f"whole checkpoint without Spark, {these}", old["whole"], young["whole"]),
+            Figure("commit path", old["commit path"], young["commit path"], goal=1.10),
+            Figure("whole checkpoint without Spark", old["whole"], young["whole"]),
         ],
         profile={name: medians(parts) for name, parts in found.items()},
         notes=[

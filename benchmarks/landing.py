@@ -44,9 +44,9 @@ def run(place: Place, sizes: Sizes) -> Findings:
     for checkpoints in runs:
         checkpoints.close()
     many, few = found["many"], found["few"]
-    these = f"{sizes.many:,} files done ÷ {sizes.few:,}"
     return Findings(
-        figures=[Figure(f"begin with one new file, {these}", many["begin"], few["begin"])],
+        compared=f"{sizes.many:,} files done in the landing folder ÷ {sizes.few:,}",
+        figures=[Figure("begin with one new file", many["begin"], few["begin"])],
         profile={
             **{f"begin, {name}": medians(parts, ("begin", "list", "compare")) for name, parts in found.items()},
             **taking,

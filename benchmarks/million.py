@@ -45,14 +45,11 @@ def run(place: Place, sizes: Sizes) -> Findings:
     count, scans = table_scans(sides["many"].runner.record.engine, lambda: (sides["many"](), asked["many"]()))
     for side in sides.values():
         side.close()
-    these = f"{sizes.many:,} checkpoints ÷ {sizes.few:,}"
-    figures = [Figure(f"begin, {these}", ran["many"]["begin"], ran["few"]["begin"], goal=1.5)]
-    figures += [
-        Figure(f"{question}, {these}", told["many"][question], told["few"][question], goal=1.5)
-        for question in told["many"]
-    ]
-    figures.append(Figure(f"commit path, {these}", ran["many"]["commit path"], ran["few"]["commit path"]))
+    figures = [Figure("begin", ran["many"]["begin"], ran["few"]["begin"], goal=1.5)]
+    figures += [Figure(question, told["many"][question], told["few"][question], goal=1.5) for question in told["many"]]
+    figures.append(Figure("commit path", ran["many"]["commit path"], ran["few"]["commit path"]))
     return Findings(
+        compared=f"{sizes.many:,} checkpoints in the record ÷ {sizes.few:,}",
         figures=figures,
         profile={f"a checkpoint, {name}": medians(parts) for name, parts in ran.items()},
         notes=[

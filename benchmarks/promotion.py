@@ -34,11 +34,11 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
             sides[f"{files:,} files"] = promoter(files)
     found = interleave(sides, rounds=sizes.rounds, warmup=2)
     many, few = found.values()
-    these = f"{sizes.many:,} files ÷ {sizes.few:,}"
     return Findings(
+        compared=f"{sizes.many:,} staged files ÷ {sizes.few:,}",
         figures=[
-            Figure(f"promotion, {these}", many["promotion"], few["promotion"], goal=1.2),
-            Figure(f"the manifest check before it, {these}", many["check"], few["check"]),
+            Figure("promotion", many["promotion"], few["promotion"], goal=1.2),
+            Figure("the manifest check before it", many["check"], few["check"]),
         ],
         profile={side: medians(parts) for side, parts in found.items()},
         notes=["the check compares every file's size and time with the manifest, so it grows with their number"],

@@ -23,6 +23,7 @@ def as_json(measure: Measure[Any], scale: str, machine: Mapping[str, str], findi
     return {
         "name": measure.name,
         "question": measure.question,
+        "compared": findings.compared,
         "scale": scale,
         "sizes": asdict(getattr(measure, scale)),
         "machine": dict(machine),
@@ -81,9 +82,10 @@ def show(console: Console, found: list[dict[str, Any]]) -> None:
     """Print the figures, and where the time went."""
     table = Table(*COLUMNS)
     for result in found:
+        table.add_row(f"{result['name']}: {result['compared']}", style="bold")
         for figure in result["figures"]:
             style = "red" if figure["reached"] is False else None
-            table.add_row(*figure["cells"], style=style)
+            table.add_row(f"  {figure['cells'][0]}", *figure["cells"][1:], style=style)
         table.add_section()
     console.print(table)
     for result in found:
@@ -120,7 +122,7 @@ def _section(found: Mapping[str, Any]) -> list[str]:
     return [
         f"## {found['name']}{quick}",
         "",
-        found["question"],
+        f"{found['question']} Compared: {found['compared']}.",
         "",
         *(f"| {' | '.join(row)} |" for row in [list(COLUMNS), ["---"] * len(COLUMNS), *rows]),
         "",

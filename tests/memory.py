@@ -55,7 +55,7 @@ class MemoryRecord:
         self.rows: dict[str, dict[Any, Any]] = {}
         self.events: list[Event] = []
         self.locks: dict[Hashable, MemoryTransaction] = {}
-        #: What happens to the next transactions: "refuse" (no connection), "fail" (nothing applied), "lose" (the reply).
+        #: What happens to the next transactions: "refuse" (no connection), "fail" (not applied), "lose" (the reply).
         self.faults: deque[str] = deque()
         self.open: list[MemoryTransaction] = []
 
@@ -265,7 +265,8 @@ class MemoryTransaction:
             return True
         if before.state is to and before.epoch == epoch and not bump:
             return False
-        msg = f"checkpoint {key}: expected {sorted(s for s in allowed if s)} at {epoch}, found {before.state} at {before.epoch}"
+        wanted = sorted(state for state in allowed if state)
+        msg = f"checkpoint {key}: expected {wanted} at {epoch}, found {before.state} at {before.epoch}"
         raise Fenced(msg)
 
     def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
@@ -580,17 +581,17 @@ class MemorySink:
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         marker = self._marker(key, handle, manifest)
         promoted = self._promoted(key, marker)
-        taken = None
+        taken: list[str] | None = None
         while promoted is None or promoted.outcome is Outcome.FAILED:
             before, taken = taken, self._list(f"taken/{handle['prefix']}.")
             if before == taken:  # nobody moved it from under our eyes: it is gone
                 break
-            if any([self._has(path, marker) for path in (self.staged(handle), *taken)]):
+            if any(self._has(path, marker) for path in (self.staged(handle), *taken)):
                 return Promotion(Outcome.RETRY_LATER, "staged")
             promoted = self._promoted(key, marker)
-        return promoted or Promotion(Outcome.FAILED, "staged output is gone")
+        return Promotion(Outcome.FAILED, "staged output is gone") if promoted is None else promoted
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:  # noqa: PLR0911 - one return per outcome
         if self.down:
             return Promotion(Outcome.RETRY_LATER, "the sink is down")
         marker = self._marker(key, handle, manifest)

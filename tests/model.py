@@ -1,4 +1,4 @@
-"""Random schedules of the shipped protocol: runs, recoverers, zombies and crashes, with its promises checked at each step.
+"""Random schedules of the shipped protocol: runs, recoverers, zombies, crashes; its promises checked at each step.
 
 Every process is a thread that runs real coordinator calls and stops at every primitive step of the record and the
 sinks, and at every failpoint. Exactly one has the baton; a schedule says which, and for how long. So a schedule is a
@@ -8,26 +8,24 @@ plain list, the same one gives the same history, and it can be shrunk, written d
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 from unittest import mock
 
-from memory import Folder, Marker, MemoryRecord, MemorySink, MemorySource, Row
-
+from memory import MemoryRecord, MemorySink, MemorySource
+from promises import PIPELINE, Seen, Violation, check_promises, visible_rows
 from twophase.core import coordinator as coordinator_module
 from twophase.core import recovery as recovery_module
 from twophase.core import sweeping
 from twophase.core.checkpoint import Json, Key, Revision, Run
 from twophase.core.coordinator import Coordinator
-from twophase.core.errors import IllegalTransition, ManifestMismatch, TwophaseError
+from twophase.core.errors import Fenced, IllegalTransition, ManifestMismatch, TwophaseError
 from twophase.core.recovery import recover
-from twophase.core.states import DECIDED, LIVE, UNDECIDED, State
+from twophase.core.states import LIVE, State
 
-PIPELINE = "p"
 LEASE = 10.0
 #: More than any process ever needs.
 TO_THE_END = 100_000
@@ -41,10 +39,6 @@ Action = tuple[Any, ...]
 
 class Crash(BaseException):
     """The process is gone: nothing of it runs any more."""
-
-
-class Violation(AssertionError):
-    """A promise was broken."""
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -125,18 +119,10 @@ class Limits:
     restages: bool = True
     backfills: bool = True
     loses_staging: bool = True
+    #: Whether staged output that was lost may come back.
+    brings_back: bool = True
     #: Whether a revision must stay its run's until that run has ended and its lease is out.
     owners: bool = True
-
-
-@dataclass
-class Seen:
-    """What was true before, and must stay so."""
-
-    revisions: dict[Key, Revision] = field(default_factory=dict)
-    leases: dict[Key, float] = field(default_factory=dict)
-    highest_seq: int = 0
-    checkpoints_committed: set[int] = field(default_factory=set)
 
 
 class World:
@@ -269,16 +255,16 @@ class World:
             return revision
         attempt = coordinator.attempt(revision)
         for participant in coordinator.transact(lambda tx: tx.participants(attempt.key)):
+            if participant.attempt != attempt.epoch:
+                msg = f"checkpoint {attempt.key}: attempt {participant.attempt} owns it; nothing was staged"
+                raise Fenced(msg)
             manifest = self._write(attempt, participant.name, participant.handle)
-            try:
-                self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
-                if fails:
-                    msg = "an audit said no"
-                    raise ManifestMismatch(msg)
-            except ManifestMismatch as error:
-                coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
-                coordinator.abort(attempt, str(error))
-                raise
+            if fails:
+                coordinator.vote(attempt, participant.name, yes=False, reason="an audit said no")
+                coordinator.abort(attempt, "an audit said no")
+                msg = f"checkpoint {attempt.key}: an audit said no"
+                raise ManifestMismatch(msg)
+            self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
             coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
         return attempt
 
@@ -348,55 +334,84 @@ class World:
                 process.kill()
 
     def act(self, action: Action) -> None:
+        """Do one thing: `_do_` and its verb."""
         verb, *rest = action
-        match verb:
-            case "start":
-                kind, number = rest
-                if len(self.processes) < self.limits.processes:
-                    self.start(kind, number)
-            case "go" | "upto" | "kill" | "drop":
-                self._act_on_process(verb, rest)
-            case "tick":
-                self.record.now += rest[0]
-            case "fault":
-                self.record.faults.append(rest[0])
-            case "down":
-                sink = list(self.sinks.values())[rest[0] % 2]
-                sink.down = not sink.down
-            case "unknown":
-                list(self.sinks.values())[rest[0] % 2].loses_reply = "before" if rest[0] % 3 else "after"
-            case "grow":
-                self.source.ends[str(rest[0] % 2)] += 1
-            case "end_run":
-                if self.dag_runs:
-                    self._end_run(self.dag_runs[rest[0] % len(self.dag_runs)])
-            case "power":
-                self._power_failure()
-            case "destroy":
-                self._destroy(rest[0])
-            case "bring_back":
-                list(self.sinks.values())[rest[0] % 2].bring_back()
-            case "straggle":
-                self._straggle(rest[0])
-            case _:
-                raise ValueError(action)
+        getattr(self, f"_do_{verb}")(*rest)
         self.check(None)
 
-    def _act_on_process(self, verb: str, rest: Sequence[Any]) -> None:
+    def _alive(self, number: int) -> list[Process]:
+        """Return the one process that a number stands for, if anybody is alive."""
         alive = [process for process in self.processes if not process.done]
-        if not alive:
-            return
-        process = alive[rest[0] % len(alive)]
-        if verb == "go":
-            self.turn(process, rest[1])
-        elif verb == "upto":
-            self.turn(process, FAR, rest[1])
-        elif verb == "kill":
+        return [alive[number % len(alive)]] if alive else []
+
+    def _sink(self, number: int) -> tuple[str, MemorySink]:
+        return list(self.sinks.items())[number % len(self.sinks)]
+
+    def _do_start(self, kind: str, number: int) -> None:
+        if len(self.processes) < self.limits.processes:
+            self.start(kind, number)
+
+    def _do_go(self, number: int, steps: int) -> None:
+        for process in self._alive(number):
+            self.turn(process, steps)
+
+    def _do_upto(self, number: int, label: str) -> None:
+        for process in self._alive(number):
+            self.turn(process, FAR, label)
+
+    def _do_kill(self, number: int) -> None:
+        for process in self._alive(number):
             process.kill()
-        else:
-            # a stopped process loses its session: its transaction is rolled back, its locks go
-            for tx in list(self.record.open):
-                tx.end()
+
+    def _do_drop(self, _: int) -> None:
+        """Let the database give up on sessions that are stopped in a transaction: rolled back, their locks gone."""
+        for tx in list(self.record.open):
+            tx.end()
+
+    def _do_tick(self, seconds: float) -> None:
+        self.record.now += seconds
+
+    def _do_fault(self, kind: str) -> None:
+        self.record.faults.append(kind)
+
+    def _do_down(self, number: int) -> None:
+        _, sink = self._sink(number)
+        sink.down = not sink.down
+
+    def _do_unknown(self, number: int) -> None:
+        self._sink(number)[1].loses_reply = "before" if number % 3 else "after"
+
+    def _do_grow(self, number: int) -> None:
+        self.source.ends[str(number % 2)] += 1
+
+    def _do_end_run(self, number: int) -> None:
+        """Let Airflow end a run; its processes may live on as zombies."""
+        if self.dag_runs:
+            self.ended.add(self.dag_runs[number % len(self.dag_runs)])
+
+    def _do_power(self, _: int) -> None:
+        """Cut the power: everybody dies, and renames that nobody made durable did not happen."""
+        for process in self.processes:
+            process.kill()
+        for sink in self.sinks.values():
+            sink.power_failure()
+
+    def _do_destroy(self, number: int) -> None:
+        """Take away staged output of what is decided, as a broken disk or a careless hand does."""
+        name, sink = self._sink(number)
+        for key, revision in self.record.revisions().items() if self.limits.loses_staging else ():
+            if revision.state is State.COMMITTING and sink.hide(f"{key.checkpoint_id}.r{key.revision}."):
+                self.destroyed.add((key, name))
+
+    def _do_bring_back(self, number: int) -> None:
+        self._sink(number)[1].bring_back()
+
+    def _do_straggle(self, number: int) -> None:
+        """Let a forgotten executor write one more file into a place that was voted for, or was taken meanwhile."""
+        participants = [item for item in sorted(self.record.table("participant").items()) if item[1].vote]
+        if participants:
+            (_, name), participant = participants[number % len(participants)]
+            self.sinks[name].write(participant.handle, "straggler", [("0", 0)])
 
     def turn(self, process: Process, budget: int, until: str | None = None) -> None:
         """Give a process the baton; judge how it ended, if it did."""
@@ -410,32 +425,6 @@ class World:
         if isinstance(process.outcome, IllegalTransition):
             msg = f"{process.name} was refused by the record: {process.outcome}"
             raise Violation(msg) from process.outcome
-
-    def _end_run(self, run: Run) -> None:
-        """Let Airflow end a run; its processes may live on as zombies."""
-        self.ended.add(run)
-
-    def _power_failure(self) -> None:
-        for process in self.processes:
-            process.kill()
-        for sink in self.sinks.values():
-            sink.power_failure()
-
-    def _destroy(self, number: int) -> None:
-        """Take away staged output that was voted for, as a broken disk or a careless hand does."""
-        if not self.limits.loses_staging:
-            return
-        name, sink = list(self.sinks.items())[number % 2]
-        for key, revision in self.record.revisions().items():
-            if revision.state is State.COMMITTING and sink.hide(f"{key.checkpoint_id}.r{key.revision}."):
-                self.destroyed.add((key, name))
-
-    def _straggle(self, number: int) -> None:
-        """Let a forgotten executor write one more file into a place that was voted for, or was taken meanwhile."""
-        participants = [item for item in sorted(self.record.table("participant").items()) if item[1].vote]
-        if participants:
-            (_, name), participant = participants[number % len(participants)]
-            self.sinks[name].write(participant.handle, "straggler", [("0", 0)])
 
     def drain(self) -> None:
         """Kill everybody, then let recovery and fresh runs finish: everything once, nothing left over."""
@@ -494,142 +483,6 @@ class World:
             raise Crash from violation
 
 
-def visible_folders(sink: MemorySink) -> dict[int, Folder]:
-    """Return what readers see, by checkpoint."""
-    return {int(path[8:]): folder for path, folder in sink.folders.items() if path.startswith("visible/")}
-
-
-def visible_rows(sink: MemorySink) -> list[Row]:
-    """Return the rows that readers see."""
-    return [row for folder in visible_folders(sink).values() for row in folder.rows()]
-
-
-def must(promise: bool, what: str) -> None:  # noqa: FBT001 - reads as an assertion
-    """Raise Violation unless a promise holds."""
-    if not promise:
-        raise Violation(what)
-
-
-def check_promises(world: World, process: Process | None) -> None:
-    """Check everything that must hold at every step, whoever was killed or stopped wherever."""
-    revisions = world.record.revisions()
-    inputs = {key[1]: row["inputs"]["events"] for key, row in sorted(world.record.table("checkpoint").items())}
-    _check_history(world, revisions, process)
-    _check_one_each(revisions)
-    _check_input(world, revisions, inputs)
-    for name, sink in world.sinks.items():
-        _check_sink(world, name, sink, revisions, inputs)
-    world.seen.revisions = revisions
-    world.seen.leases = {key: row["lease_until"] or 0.0 for key, row in world.record.table("revision").items()}
-
-
-def _check_history(world: World, revisions: dict[Key, Revision], process: Process | None) -> None:
-    """Decided is final, epochs and commit_seq only grow, and nobody's work is taken from under them."""
-    seen = world.seen
-    for key, before in seen.revisions.items():
-        now = revisions.get(key)
-        must(now is not None, f"{key} vanished")
-        assert now
-        must(now.epoch >= before.epoch, f"{key}: epoch went from {before.epoch} to {now.epoch}")
-        must(before.state not in DECIDED or now.state in DECIDED, f"{key}: decided, and now {now.state}")
-        must(before.commit_seq in {None, now.commit_seq}, f"{key}: commit_seq changed")
-        if not world.limits.owners:
-            continue
-        if (before.state in UNDECIDED and now.state is State.ABORTING) or now.run != before.run:
-            own = process is not None and process.run == before.run
-            must(own or world.run_ended(before.run) is True, f"{key}: taken from {before.run}, which goes on")
-            must(
-                own or seen.leases.get(key, 0.0) <= world.record.now, f"{key}: taken from {before.run} under its lease"
-            )
-    new = sorted(r.commit_seq for key, r in revisions.items() if r.commit_seq and not _had_seq(seen, key))
-    must(all(seq > seen.highest_seq for seq in new), f"commit_seq {new} after {seen.highest_seq}")
-    seen.highest_seq = max([seen.highest_seq, *new])
-    committed = {key.checkpoint_id for key, r in revisions.items() if r.state is State.COMMITTED}
-    must(committed >= seen.checkpoints_committed, f"{seen.checkpoints_committed - committed}: no longer committed")
-    seen.checkpoints_committed = committed
-
-
-def _had_seq(seen: Seen, key: Key) -> bool:
-    return key in seen.revisions and seen.revisions[key].commit_seq is not None
-
-
-def _check_one_each(revisions: dict[Key, Revision]) -> None:
-    """At most one live and one COMMITTED revision per checkpoint, one commit_seq per decision."""
-    for what, states in (("live", LIVE), ("committed", {State.COMMITTED})):
-        counts = Counter(key.checkpoint_id for key, r in revisions.items() if r.state in states)
-        must(all(count == 1 for count in counts.values()), f"{what} revisions: {counts}")
-    taken = Counter(r.commit_seq for r in revisions.values() if r.commit_seq is not None)
-    must(all(count == 1 for count in taken.values()), f"commit_seq taken twice: {taken}")
-
-
-def _check_input(world: World, revisions: dict[Key, Revision], inputs: dict[int, Any]) -> None:
-    """Ranges follow each other without gap or overlap, and the position is where the decided ones end."""
-    decided = {key.checkpoint_id for key, r in revisions.items() if r.state in DECIDED}
-    must(decided == set(range(1, len(decided) + 1)), f"decided out of order: {decided}")
-    waiting = [r for r in revisions.values() if r.state is State.COMMITTING and r.kind == "regular"]
-    must(len(waiting) <= world.limits.max_pending, f"too many pending: {[str(r.key) for r in waiting]}")
-    ends: Counter[str] = Counter()
-    position: Counter[str] = Counter()
-    for checkpoint_id, fixed in inputs.items():
-        for partition, (start, end) in fixed.ranges.items():
-            must(start == ends[partition] and end >= start, f"checkpoint {checkpoint_id}: {fixed.ranges} after {ends}")
-            ends[partition] = end
-            if checkpoint_id in decided:
-                position[partition] = end
-    found = {key[2]: off for key, off in world.record.table("position").items()}
-    must(found == {p: off for p, off in position.items() if off}, f"position {found}, decided up to {position}")
-
-
-def _check_sink(
-    world: World, name: str, sink: MemorySink, revisions: dict[Key, Revision], inputs: dict[int, Any]
-) -> None:
-    """What is visible is whole, decided and there once; what is COMMITTED is visible; what is decided is not lost."""
-    counts = Counter(visible_rows(sink))
-    must(all(count == 1 for count in counts.values()), f"{name}: visible more than once: {counts}")
-    visible = visible_folders(sink)
-    rows = world.record.table("committed")
-    for checkpoint_id, folder in visible.items():
-        must(folder.marker is not None, f"{name}: checkpoint {checkpoint_id} is visible without a marker")
-        assert folder.marker
-        shown = revisions[Key(PIPELINE, checkpoint_id, folder.marker.revision)]
-        must(shown.state in DECIDED, f"{name}: {shown.key} is visible and {shown.state}")
-        whole = sorted(MemorySource.read(inputs[checkpoint_id]))
-        must(sorted(folder.rows()) == whole, f"{name}: {shown.key} is not whole: {folder.rows()} of {whole}")
-    for key, revision in revisions.items():
-        found = visible.get(key.checkpoint_id)
-        marker = found.marker if found else None
-        promoted = marker is not None and marker.revision >= key.revision
-        recorded = (key, name) in rows
-        must(promoted or not recorded, f"{name}: {key} is in committed, its marker is not there")
-        if revision.state in {State.COMMITTED, State.SUPERSEDED}:
-            must(recorded, f"{name}: {key} is {revision.state} without its row in committed")
-        if marker is not None and marker.revision == key.revision and recorded:
-            voted = world.record.table("participant")[key, name]
-            must(
-                (voted.attempt, voted.manifest.get("digest")) == (marker.attempt, marker.digest),
-                f"{name}: {key}: the record names attempt {voted.attempt}, the sink holds {marker}",
-            )
-        if revision.state is State.COMMITTING and not promoted and (key, name) not in world.destroyed:
-            _check_not_lost(world, name, sink, key)
-    _check_order(name, revisions, visible)
-
-
-def _check_not_lost(world: World, name: str, sink: MemorySink, key: Key) -> None:
-    """What was decided can still be promoted."""
-    voted = world.record.table("participant")[key, name]
-    marker = Marker(key.revision, voted.attempt, voted.manifest.get("digest"))
-    kept = {folder.marker for path, folder in sink.folders.items() if not path.endswith((".junk", ".dead"))}
-    must(marker in kept, f"{name}: {key} is decided, what was voted for is gone: {marker}")
-
-
-def _check_order(name: str, revisions: dict[Key, Revision], visible: dict[int, Folder]) -> None:
-    """A sink shows the regular checkpoints in the order of their decisions."""
-    regular = [r for r in revisions.values() if r.state in DECIDED and r.kind == "regular"]
-    order = [r.checkpoint_id for r in sorted(regular, key=lambda r: r.commit_seq or 0)]
-    shown = [checkpoint_id in visible for checkpoint_id in order]
-    must(shown == sorted(shown, reverse=True), f"{name}: decided in the order {order}, visible {shown}")
-
-
 # --- schedules -------------------------------------------------------------------------------------------------------
 
 LABELS = (
@@ -676,7 +529,7 @@ class Habits:
         if {"commit", "abort", "retry"} & set(some):
             some += ["stage", "stage"]
         troubles = ["kill", "drop", "grow", "end_run", "down", "unknown", "power", "straggle", "lose", "fail", "refuse"]
-        troubles += ["destroy", "bring_back"] * limits.loses_staging
+        troubles += ["destroy"] * limits.loses_staging + ["bring_back"] * limits.brings_back
         return cls(
             kinds=["script", *some],
             labels=random.sample(LABELS, random.randint(3, 15)),

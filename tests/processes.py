@@ -19,7 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
+#: Also what makes barriers and queues that such processes share.
+_context = context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["scenarios", "processes"])
 
 

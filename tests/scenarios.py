@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import random
+import signal
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from factories import PreStaged, Row, counted, visible, words_pipeline
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, Pool, event, text
 
+from factories import PreStaged, Row, counted, land_words, visible, words_pipeline
+from processes import PATIENCE
 from twophase import sinks
 from twophase.committer.record import PostgresRecord
-from twophase.core.checkpoint import Json
-from twophase.core.errors import AttemptFailed
+from twophase.core.checkpoint import Json, Revision, Run
+from twophase.core.coordinator import Coordinator
+from twophase.core.errors import AttemptFailed, Fenced
 from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, ENTERED_FROM, State
@@ -86,11 +95,137 @@ def sweep() -> None:
         pass
 
 
+def race(role: str, rounds: int, barrier: Barrier, results: SimpleQueue[tuple[int, str, str]]) -> None:
+    """Commit or abort the same pre-committed revision as another process does, round after round."""
+    with Runner(pipeline(), PreStaged()) as runner:
+        for number in range(rounds):
+            if role == "commit":
+                mine = runner.coordinator.begin(Run(None, f"round-{number}"))
+                assert mine is not None
+                mine = runner.coordinator.attempt(mine)
+                runner._stage_and_vote(mine)
+            barrier.wait(PATIENCE)
+            newest = runner.coordinator.transact(lambda tx: tx.newest("words", None))
+            assert newest is not None
+            barrier.wait(PATIENCE)
+            results.put((number, role, _contest(role, runner.coordinator, newest)))
+            barrier.wait(PATIENCE)
+
+
+def _contest(role: str, coordinator: Coordinator, revision: Revision) -> str:
+    """Return the state in which one contender saw the revision end; what fences it is the other's."""
+    # An abort has less to ask for: it comes up to a few statements later, so that either may win.
+    if role == "abort":
+        threading.Event().wait(random.uniform(0, 0.02))
+    try:
+        ended = coordinator.commit(revision) if role == "commit" else coordinator.abort(revision, "the race")
+    except Fenced:
+        return "fenced"
+    return ended.state
+
+
+def contend(me: int, rounds: int, barrier: Barrier, results: SimpleQueue[tuple[int, int, str]]) -> None:
+    """Take the same checkpoint through as other processes do at the same time, round after round.
+
+    In even rounds all are the same run, which takes over from itself at once; in odd ones each is a run of its own.
+    """
+    with Runner(pipeline(), PreStaged()) as runner:
+        for number in range(rounds):
+            if me == 0:
+                land_words(files=2, start=2 * number)
+            barrier.wait(PATIENCE)
+            try:
+                done = _as_one_run(runner, number) if number % 2 == 0 else runner.run()
+                outcome = done.state.value if done else "nothing to do"
+            except Fenced:
+                outcome = "fenced"
+            results.put((number, me, outcome))
+            barrier.wait(PATIENCE)
+
+
+def _as_one_run(runner: Runner, number: int) -> Revision | None:
+    taken = runner.coordinator.begin(Run(None, f"round-{number}"))
+    if taken is None:
+        return None
+    attempt = runner.coordinator.attempt(taken)
+    runner._stage_and_vote(attempt)
+    return runner.coordinator.commit(attempt)
+
+
+# --- what happens to their database ----------------------------------------------------------------------------------
+
+
+def run_losing_a_commit(how: str, nth: int, function: Callable[[], None]) -> None:
+    """Do something over a proxy that loses the nth COMMIT; say of each COMMIT whose it was."""
+    from proxy import LOSE_COMMIT, LOSE_REPLY
+
+    count = 0
+
+    def before(connection: Connection) -> None:
+        nonlocal count
+        if threading.current_thread() is not threading.main_thread():
+            return  # a lease is renewed
+        count += 1
+        os.write(2, f"commit {count}: {_whose()}\n".encode())
+        if count == nth:
+            connection.connection.cursor().execute(LOSE_REPLY if how == "reply" else LOSE_COMMIT)
+
+    event.listen(Engine, "commit", before)
+    function()
+
+
+def run_killing_the_database(nth: int, pid: int) -> None:
+    """Take one checkpoint through, and kill the database at the nth moment from its commit on.
+
+    A moment is right before or after a statement or a COMMIT. Each says what it was.
+    """
+    count = 0
+    committing = threading.Event()
+
+    def moment(what: str) -> None:
+        nonlocal count
+        if threading.current_thread() is not threading.main_thread() or not committing.is_set():
+            return
+        count += 1
+        os.write(2, f"moment {count}: {_whose()} {what}\n".encode())
+        if count == nth:
+            os.kill(pid, signal.SIGKILL)
+
+    event.listen(Engine, "before_cursor_execute", lambda *a: moment(f"before {a[2].split()[0]}"))
+    event.listen(Engine, "after_cursor_execute", lambda *a: moment(f"after {a[2].split()[0]}"))
+    event.listen(Engine, "commit", lambda *_: moment("before COMMIT"))
+    event.listen(Pool, "checkin", lambda *_: moment("after COMMIT"))
+    with Runner(pipeline(), PreStaged()) as runner:
+        commit = runner.coordinator.commit
+
+        def counted_commit(revision: Revision) -> Revision:
+            committing.set()
+            return commit(revision)
+
+        runner.coordinator.commit = counted_commit  # type: ignore[method-assign]
+        runner.run()
+        committing.clear()
+
+
+def _whose() -> str:
+    """Name the step that the transaction under way belongs to."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_code.co_name
+        module = frame.f_globals.get("__name__", "")
+        if module in {"twophase.core.coordinator", "twophase.core.recovery", "twophase.running"} and name not in {
+            *("transact", "step", "<lambda>", "<dictcomp>", "<listcomp>"),
+        }:
+            return name
+        frame = frame.f_back
+    return "opening"
+
+
 def impatiently(function: Callable[..., None], *arguments: Any) -> None:
     """Do it with short time limits in the database: whoever waits for a stopped process waits a moment."""
     from twophase.committer import record
 
-    record.SESSION = "-c lock_timeout=700ms -c idle_in_transaction_session_timeout=1500ms -c timezone=UTC"
+    record.SESSION = "-c lock_timeout=5s -c idle_in_transaction_session_timeout=1500ms -c timezone=UTC"
     function(*arguments)
 
 

@@ -77,7 +77,7 @@ class Pipeline:
     def _check_locations(self) -> None:
         """Refuse overlapping folders: one output inside another, or inside an input, would be read as part of it."""
         places = [(f"write {name!r}", sink.location()) for name, sink in self.writes.items()]
-        places += [(f"read {name!r}", where) for name, source in self.reads.items() if (where := source.location())]
+        places += [(f"read {name!r}", where) for name, source in self.reads.items() for where in source.folders()]
         for number, (one, here) in enumerate(places):
             for other, there in places[number + 1 :]:
                 if one.startswith("read") and other.startswith("read"):
@@ -93,7 +93,8 @@ class Pipeline:
         """Return what the record keeps: enough to recover without the file that declared it."""
         transform = self.transform
         if not isinstance(transform, str):
-            transform = f"{transform.__module__}:{transform.__qualname__}"
+            module = getattr(transform, "__module__", type(transform).__module__)
+            transform = f"{module}:{getattr(transform, '__qualname__', type(transform).__qualname__)}"
         return {
             "reads": {name: source.declaration() for name, source in self.reads.items()},
             "transform": transform,

@@ -107,17 +107,23 @@ class Runner:
             msg = f"pipeline {self.pipeline.name!r}: slot {slot!r}: none of its reads goes by intervals"
             raise ConfigError(msg)
         me = Run(None, f"script-{secrets.token_hex(6)}")
-        revision = self._begin(me, slot)
-        if revision is None:
-            return None
-        if revision.state is State.PRECOMMITTED and self._still_staged(revision):
-            log.info("%s: every participant had voted yes, going on to commit", revision.key)
-        else:
-            revision = self.coordinator.attempt(revision)
+        while True:
+            revision = self._begin(me, slot)
+            if revision is None:
+                return None
+            if revision.state is State.PRECOMMITTED and self._still_staged(revision):
+                log.info("%s: every participant had voted yes, going on to commit", revision.key)
+                break
+            try:
+                revision = self.coordinator.attempt(revision)
+            except Fenced as fenced:  # the run that it was taken from was alive after all, and faster
+                log.info("%s", fenced)
+                continue
             self._stage_and_vote(revision)
+            break
         with Lease(self.coordinator, revision):
             done = self.coordinator.commit(revision)
-        log.info("%s: %s, %s rows, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
+        log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
         return done
 
     def restage(self, checkpoint_id: int, reason: str) -> Revision:
@@ -171,7 +177,7 @@ class Runner:
         except Fenced:
             raise  # a newer attempt owns it: touch nothing
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            why = f"{type(error).__name__}: {error}".strip().splitlines()[0].removesuffix(":")
             log.info("%s: attempt %s failed", attempt.key, attempt.epoch)
             try:
                 self.coordinator.abort(attempt, why)  # changes nothing if it is decided: a restage that failed
@@ -233,7 +239,7 @@ class Runner:
             raise
         hit("vote.checked")
         self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
-        log.info("%s: %s pre-committed, %s rows", attempt.key, participant.name, manifest["rows"])
+        log.info("%s: %s pre-committed, rows %s", attempt.key, participant.name, manifest["rows"])
 
 
 def check_schema(attempt: Revision, name: str, by_position: bool, plan: Plan, schema: Any) -> None:  # noqa: ANN401, FBT001 - JSON

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from sqlalchemy import text
 
 from conftest import open_folder
+from twophase.committer.record import PostgresRecord
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quickstart.md")
@@ -62,9 +64,9 @@ def commands(block: Block) -> list[Command]:
 
 def missing(expected: list[str], printed: str) -> str | None:
     """Return the first expected line that is not there, after those before it; spaces do not count."""
-    lines: Iterator[str] = iter([" ".join(line.split()) for line in printed.splitlines()])
+    lines = iter([" ".join(line.split()) for line in printed.splitlines()])
     for line in filter(str.strip, expected):
-        pattern = re.escape(" ".join(line.split())).replace(re.escape("…"), ".*")
+        pattern = ".*".join(re.escape(part) for part in " ".join(line.split()).split("…"))
         if not any(re.fullmatch(pattern, printed_line) for printed_line in lines):
             return line
     return None
@@ -83,6 +85,20 @@ def test_the_readme_shows_the_quickstarts_example() -> None:
 
     assert [block for block in blocks("README.md") if block in quickstart] == blocks("README.md")
     assert blocks("README.md") == quickstart[: len(blocks("README.md"))]
+
+
+def test_every_query_of_the_operations_page_runs(record: PostgresRecord) -> None:
+    queries = [
+        query
+        for block in blocks("docs/operations.md")
+        if block.language == "sql"
+        for query in filter(str.strip, block.content.split(";"))
+    ]
+
+    assert queries
+    with record.engine.connect() as connection:
+        for query in queries:
+            connection.execute(text(query))
 
 
 @pytest.fixture
@@ -105,7 +121,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=300,
         check=False,
     )
 
@@ -116,6 +132,7 @@ def exit_code(done: subprocess.CompletedProcess[str]) -> int:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_the_quickstart_does_what_it_shows(folder: Path) -> None:
     for block in blocks("docs/quickstart.md"):
         kind, _, name = block.mark.partition(": ")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 import scenarios
 from factories import land_words
 from processes import call
-
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import SCHEMA, stage_rows, visible
 
+from factories import SCHEMA, stage_rows, visible
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome

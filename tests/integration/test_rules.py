@@ -318,10 +318,8 @@ def test_r6_every_revision_has_its_own_rows_in_committed(bench: Bench) -> None:
 
     bench.coordinator.commit(replacement)
 
-    rows = bench.sql(
-        "SELECT array_agg((operator_id, revision)::text ORDER BY 1) FROM twophase.committed WHERE job_id = :p"
-    )
-    assert rows == ["(copy,1)", "(copy,2)", "(lake,1)", "(lake,2)"]
+    rows = bench.sql("SELECT array_agg(operator_id || ' r' || revision) FROM twophase.committed WHERE job_id = :p")
+    assert sorted(rows) == ["copy r1", "copy r2", "lake r1", "lake r2"]
 
 
 def test_r6_the_marker_of_an_older_revision_is_not_this_ones(bench: Bench) -> None:

@@ -10,9 +10,9 @@ import duckdb
 import pandas as pd
 import polars as pl
 import pytest
-from factories import PreStaged, counted, land, land_words, visible, words_pipeline
 
 import twophase
+from factories import PreStaged, counted, land, land_words, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord

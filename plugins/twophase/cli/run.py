@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from twophase.core.checkpoint import Revision
-    from twophase.core.coordinator import Coordinator
 
 log = logging.getLogger("twophase")
 
@@ -88,7 +87,6 @@ def run(
     done: list[dict[str, Any]] = []
     try:
         with _story(), Runner(pipeline, stager_for(pipeline, master=master, conf=settings)) as runner:
-            _tell_what_was_left(runner.coordinator)
             while (revision := runner.run()) is not None:
                 done.append(columns(revision))
                 if not drain:
@@ -103,16 +101,6 @@ def run(
             listing(done, RESULT)
     if revision is None:
         complain(f"{pipeline.name}: no new input")
-
-
-def _tell_what_was_left(coordinator: Coordinator) -> None:
-    """Finish what an earlier crash left, as every run does before all else, but say so."""
-    from twophase.cli.care import told_of
-    from twophase.core.recovery import recover
-
-    for revision, decision in recover(coordinator, decided_only=True):
-        one = told_of(coordinator, revision, decision)
-        log.info("%s: left by an earlier run: %s, %s", revision.key, one["decision"], one["why"])
 
 
 def columns(revision: Revision) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, func, select, text, tuple_
 
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Json, Key
@@ -45,14 +45,21 @@ def pipelines(connection: Connection) -> list[dict[str, Any]]:
 
 
 def checkpoints(
-    connection: Connection, pipeline: str, *, state: State | None = None, before: int | None = None, limit: int = 50
+    connection: Connection,
+    pipeline: str,
+    *,
+    state: State | None = None,
+    before: tuple[int, int] | int | None = None,
+    limit: int = 50,
 ) -> list[dict[str, Any]]:
-    """List a pipeline's revisions, newest checkpoint first; `before` a checkpoint_id gives the next page."""
+    """List a pipeline's revisions, newest checkpoint first; `before` the last one's ids gives the next page."""
     _require(connection, pipeline)
     wanted = r.pipeline == pipeline
     if state is not None:
         wanted &= r.state == state
-    if before is not None:
+    if isinstance(before, tuple):
+        wanted &= tuple_(r.checkpoint_id, r.revision) < before
+    elif before is not None:
         wanted &= r.checkpoint_id < before
     query = _LISTING.where(wanted).order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(limit)
     return [dict(row._mapping) for row in connection.execute(query)]

@@ -53,6 +53,9 @@ def connect(dsn: str, *, restart: Callable[[], str] | None = None) -> Engine:
     def creator() -> Any:  # noqa: ANN401 - psycopg2's connection
         try:
             return psycopg2.connect(_libpq(dsn), **arguments)
+        except psycopg2.ProgrammingError:  # its text would show the DSN
+            msg = "the DSN cannot be read; expected postgresql://user:password@host:port/database"
+            raise psycopg2.OperationalError(msg) from None
         except psycopg2.OperationalError:
             if restart is None:
                 raise
@@ -308,7 +311,7 @@ class PostgresTransaction:
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
         """Extend the lease of a live revision on the database's clock."""
-        here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE | {State.ABORTING})
+        here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE)
         renewed = self.connection.execute(update(t.revision).where(here).values(lease_until=_lease_until(lease)))
         if not renewed.rowcount and (found := self.revision(key)).epoch != epoch:
             msg = f"checkpoint {key}: expected epoch {epoch}, found {found.epoch}; a newer attempt owns it"

@@ -24,7 +24,10 @@ LOCK = int.from_bytes(b"twophase") & (2**63 - 1)
 
 def current(connection: Connection) -> str | None:
     """Return the version of the record in a database; None: there is none."""
-    if connection.execute(text("SELECT to_regclass('twophase.schema_version')")).scalar() is None:
+    # not to_regclass: that answers from the session's cache, also after another process made the table
+    there = text("""SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'twophase' AND c.relname = 'schema_version'""")
+    if connection.execute(there).first() is None:
         return None
     found: str | None = connection.execute(text("SELECT version_num FROM twophase.schema_version")).scalar()
     return found

@@ -326,16 +326,20 @@ class Coordinator:
             held = tx.hold(key)
             if held.state is State.COMMITTING and participant.name not in tx.committed(key):
                 tx.mark_committed(key, participant.name)
+                self._adopt_promoted(tx, key, participant, promotion)
                 tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
-                if promotion.manifest and promotion.manifest["digest"] != participant.manifest.get("digest"):
-                    attempt = promotion.attempt or participant.attempt
-                    held_there = replace(participant, attempt=attempt, manifest=promotion.manifest, vote=True)
-                    tx.put_participant(key, held_there)
-                    tx.note(key, "adopted", f"{participant.name}: attempt {attempt} is what the sink holds")
             hit("promote.inside")
 
         self.transact(step)
         hit("promote.after")
+
+    def _adopt_promoted(self, tx: Transaction, key: Key, promoted: Participant, promotion: Promotion) -> None:
+        """Let the record say what the sink holds: a restage may have replaced what this promoter read (R10)."""
+        attempt, manifest = promotion.attempt, promotion.manifest or promoted.manifest
+        now = next(p for p in tx.participants(key) if p.name == promoted.name)
+        if attempt is not None and (now.attempt, now.manifest.get("digest")) != (attempt, manifest["digest"]):
+            tx.put_participant(key, replace(promoted, attempt=attempt, manifest=manifest, vote=True))
+            tx.note(key, "adopted", f"{promoted.name}: attempt {attempt} is what the sink holds")
 
     def _mark_committed(self, key: Key) -> None:
         """Write COMMITTED in one transaction, superseding the older revision first (R14)."""
@@ -392,6 +396,8 @@ class Coordinator:
 
         def step(tx: Transaction) -> Revision:
             held = tx.hold(revision.key)
+            if held.state in UNDECIDED and held.run != revision.run:  # another run took it over (R15)
+                raise Fenced(_fenced("abort", revision, held))
             if held.state in UNDECIDED or held.epoch != revision.epoch:
                 tx.move(
                     revision.key,

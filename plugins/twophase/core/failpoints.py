@@ -72,7 +72,7 @@ def parse(text: str) -> dict[str, tuple[str, int]]:
         if name not in FAILPOINTS:
             msg = f"TWOPHASE_FAILPOINTS: no failpoint {name!r}; `twophase failpoints` lists them"
             raise ConfigError(msg)
-        if action not in {"kill", "raise", "stop"} or (nth and not (nth.isdigit() and int(nth) > 0)):
+        if action not in {"kill", "raise", "stop"} or (nth and not (nth.isdecimal() and int(nth) > 0)):
             msg = f"TWOPHASE_FAILPOINTS: {part!r}: expected name=kill|raise|stop[@n]"
             raise ConfigError(msg)
         active[name] = (action, int(nth or 1))

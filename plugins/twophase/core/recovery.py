@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from twophase.core.states import UNDECIDED, State
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Revision
     from twophase.core.coordinator import Coordinator
+
+log = logging.getLogger("twophase")
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def recover(coordinator: Coordinator, *, decided_only: bool = False) -> list[tup
 
 
 def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -> Decision:
-    """Act on a decision; what others did meanwhile, or a sink that is down, changes it to Leave."""
+    """Act on a decision; what others did meanwhile, or a sink that is down or full, changes it to Leave."""
     try:
         match decision:
             case RollForward():
@@ -124,6 +127,19 @@ def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -
                 coordinator.transact(lambda tx: tx.park(revision.key, reason))
             case Leave():
                 pass
-    except (Fenced, PromotionPending, Parked) as error:
-        return Leave(str(error))
+    except (Fenced, PromotionPending, Parked, OSError) as error:
+        decision = Leave(str(error))
+    _tell(revision, decision)
     return decision
+
+
+def _tell(revision: Revision, decision: Decision) -> None:
+    match decision:
+        case RollForward():
+            log.info("%s: left by an earlier run after its commit point, promoted", revision.key)
+        case RollBack():
+            log.info("%s: left by an earlier run before its commit point, aborted", revision.key)
+        case Park(reason):
+            log.warning("%s: parked, it needs a person: %s", revision.key, reason)
+        case Leave(reason):
+            log.info("%s: left alone: %s", revision.key, reason)

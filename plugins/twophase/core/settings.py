@@ -7,6 +7,8 @@ from pathlib import Path
 
 from twophase.core.errors import ConfigError
 
+LONGEST_LEASE = 86_400
+
 
 def home() -> Path:
     """Return the run folder: `TWOPHASE_HOME`, default `.twophase` below the current folder."""
@@ -30,7 +32,7 @@ def lease_seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if seconds <= 0:
-        msg = f"TWOPHASE_LEASE: expected a number of seconds above 0, found {text!r}"
+    if not 0 < seconds <= LONGEST_LEASE:
+        msg = f"TWOPHASE_LEASE: expected a number of seconds above 0, a day at most, found {text!r}"
         raise ConfigError(msg)
     return seconds

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +67,11 @@ class _Place:
     def manifest(self, key: Key, attempt: int) -> Path:
         return self.side / "manifests" / f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.json"
 
+    @property
+    def reachable(self) -> bool:
+        """Say whether the folder beside the table is there: it is not, if the storage is not mounted."""
+        return self.taken.is_dir()
+
     def taken_by_others(self) -> list[Path]:
         """List the folders of this attempt that a promoter took and left."""
         with os.scandir(self.taken) as entries:
@@ -93,6 +97,9 @@ class Files(Sink):
         self.options = dict(options or {})
         if re.match(r"[a-z][a-z0-9+.-]*://", self.path):
             msg = f"sinks.Files {self.path!r}: it needs atomic folder rename; on object stores use Delta or Iceberg"
+            raise ConfigError(msg)
+        if any(part.endswith(".twophase") for part in self.path.split("/")):
+            msg = f"sinks.Files {self.path!r}: folders named *.twophase are kept beside tables; choose another path"
             raise ConfigError(msg)
         if format not in FORMATS:
             msg = f"sinks.Files {self.path!r}: unknown format {format!r}, expected {', '.join(FORMATS)}"
@@ -152,7 +159,6 @@ class Files(Sink):
             **{
                 **(CSV if self.format == "csv" else {}),
                 **self.options,
-                # file names carry revision and attempt: a reader across an exchange fails instead of mixing two (R17)
                 "mapreduce.output.basename": f"part-r{key.revision}-a{attempt}",
                 "mapreduce.fileoutputcommitter.algorithm.version": 1,
                 "mapreduce.fileoutputcommitter.marksuccessfuljobs": False,
@@ -167,6 +173,7 @@ class Files(Sink):
         place = _Place(key, handle)
         hit("stage.written")
         try:
+            self._name_files(place.staged, f"part-r{key.revision}-a{attempt}-")
             manifest = Manifest(key, sink, attempt, schema, tuple(self._seal_files(place.staged)))
             hit("stage.durable")
             content = manifest.dumps()
@@ -176,6 +183,12 @@ class Files(Sink):
             marker = place.staged / str(_Marker(key.revision, attempt, checksum))
             marker.touch()
             disk.fsync_folder(place.staged)
+        except FileExistsError as error:
+            msg = (
+                f"checkpoint {key}: sink {sink!r}: another attempt {attempt} left the manifest"
+                f" {place.manifest(key, attempt)}: the record is older than the table; run again"
+            )
+            raise ManifestMismatch(msg) from error
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 msg = f"checkpoint {key}: sink {sink!r}: no space left for {place.side}; nothing was committed"
@@ -184,15 +197,26 @@ class Files(Sink):
         hit("stage.marked")
         return manifest.summary(checksum)
 
-    def _seal_files(self, folder: Path) -> list[StagedFile]:
-        """Remove what is not data, make the rest durable, and describe each file."""
-        found: list[tuple[str, os.stat_result]] = []
-        for path, stat in list(disk.walk(folder)):
+    def _name_files(self, folder: Path, prefix: str) -> None:
+        """Remove what is not data, and put revision and attempt into the names that lack them.
+
+        Then a reader across an exchange of two revisions fails instead of mixing them (R17). Spark 4 writes the names
+        so; 3.5 cannot.
+        """
+        strays = False
+        for path, _ in list(disk.walk(folder)):
+            below, _, name = path.rpartition("/")
             if any(part.startswith(("_", ".")) for part in path.split("/")):
                 (folder / path).unlink()
-            else:
-                found.append((path, stat))
-        shutil.rmtree(folder / "_temporary", ignore_errors=True)
+                strays = True
+            elif not name.startswith(prefix):
+                (folder / path).rename(folder / below / f"{prefix}{name.removeprefix('part-')}")
+        if strays:
+            disk.prune(folder)
+
+    def _seal_files(self, folder: Path) -> list[StagedFile]:
+        """Make every file durable, and describe it."""
+        found = sorted(disk.walk(folder))
 
         def describe(item: tuple[str, os.stat_result]) -> StagedFile:
             path, stat = item
@@ -202,7 +226,7 @@ class Files(Sink):
             return StagedFile(path, stat.st_size, stat.st_mtime_ns, rows, checksum)
 
         with ThreadPoolExecutor(THREADS) as pool:
-            files = list(pool.map(describe, sorted(found)))
+            files = list(pool.map(describe, found))
             list(pool.map(disk.fsync_folder, list(disk.folders(folder))))
         disk.fsync_folder(folder.parent)
         return files
@@ -254,18 +278,24 @@ class Files(Sink):
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands without changing it."""
         place = _Place(key, handle)
+        if not place.reachable:
+            return Promotion(Outcome.RETRY_LATER, f"folder {place.side} is not there; is it mounted?")
         marker = self._marker(key, place, manifest)
         promoted = self._promoted(key, place, marker)
         if promoted is None:
-            staged = [folder for folder in (place.staged, *place.taken_by_others()) if (folder / str(marker)).exists()]
-            if staged:
-                return Promotion(Outcome.RETRY_LATER, f"staged at {staged[0]}")
-            promoted = self._promoted(key, place, marker)  # somebody may have promoted it between the two looks (R9)
+            # In the order in which an output moves, so that one on its way is met somewhere: staging, taken, table.
+            if (place.staged / str(marker)).exists():
+                return Promotion(Outcome.RETRY_LATER, f"staged at {place.staged}")
+            if any((folder / str(marker)).exists() for folder in place.taken_by_others()):
+                return Promotion(Outcome.RETRY_LATER, f"taken by a promoter, in {place.taken}")
+            promoted = self._promoted(key, place, marker)
         return promoted or Promotion(Outcome.FAILED, f"staged output {place.staged} is gone")
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Take the staged folder, check it, rename it into the table; start over whenever another was faster (R1)."""
         place = _Place(key, handle)
+        if not place.reachable:
+            return self.find(key, handle, manifest)
         marker = self._marker(key, place, manifest)
         for _ in range(TRIES):
             promoted = self._promoted(key, place, marker)
@@ -369,6 +399,8 @@ class Files(Sink):
 
     def _attempts(self, side: Path) -> Iterator[Attempt]:
         for name in ("staging", "taken", "manifests"):
+            if not (side / name).is_dir():
+                continue
             with os.scandir(side / name) as entries:
                 found = [(entry.name, entry.path) for entry in entries]
             for entry, path in found:
@@ -413,6 +445,9 @@ class Files(Sink):
     def strangers(self, known: Iterable[int]) -> Iterator[str]:
         """Yield what is in the table's folder but is no committed checkpoint's."""
         expected = {f"checkpoint={checkpoint_id:08d}" for checkpoint_id in known}
+        if not Path(self.location()).is_dir():
+            yield f"folder {self.location()} is not there"
+            return
         with os.scandir(self.location()) as entries:
             yield from (f"{entry.path} is no committed checkpoint's" for entry in entries if entry.name not in expected)
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Source(Declared):
     """One input of a pipeline. Subclasses say how it is found, fixed, read and settled."""
 
-    def location(self) -> str | None:
-        """Return the folder that is read, if it is one: nothing may be written into it."""
-        return None
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders that are this source's own: nothing may be written into them."""
+        return ()
 
     def prepare(self) -> None:
         """Check, before anything is recorded, that this source can be read."""

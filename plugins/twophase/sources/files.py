@@ -98,9 +98,9 @@ class Files(Source):
         """Return the folder beside it for files that were committed."""
         return self.folder.with_name(f"{self.folder.name}.archive")
 
-    def location(self) -> str:
-        """Return the landing folder, which nothing may be written into."""
-        return str(self.folder)
+    def folders(self) -> tuple[str, ...]:
+        """Return the landing folder, and the one that its files go to."""
+        return (str(self.folder), str(self.archive)) if self.settles else (str(self.folder),)
 
     def shown(self, file: InputFile) -> str:
         """Return a file's path below the folder as it was declared."""

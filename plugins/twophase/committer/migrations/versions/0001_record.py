@@ -77,8 +77,10 @@ CREATE TABLE twophase.revision (
         ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')),
     CONSTRAINT revision_kind_check CHECK (kind IN ('regular', 'backfill', 'replay')),
     CONSTRAINT revision_numbers_check CHECK (revision > 0 AND epoch >= 0),
-    CONSTRAINT revision_decided_check CHECK ((commit_seq IS NOT NULL AND decided_at IS NOT NULL)
-        = (state IN ('COMMITTING', 'COMMITTED', 'SUPERSEDED'))),
+    CONSTRAINT revision_commit_seq_check
+        CHECK ((commit_seq IS NOT NULL) = (state IN ('COMMITTING', 'COMMITTED', 'SUPERSEDED'))),
+    CONSTRAINT revision_decided_check
+        CHECK ((decided_at IS NOT NULL) = (state IN ('COMMITTING', 'COMMITTED', 'SUPERSEDED'))),
     CONSTRAINT revision_committed_check CHECK ((committed_at IS NOT NULL) = (state IN ('COMMITTED', 'SUPERSEDED'))),
     CONSTRAINT revision_superseded_check CHECK ((superseded_at IS NOT NULL) = (state = 'SUPERSEDED')),
     CONSTRAINT revision_parked_check CHECK (parked_reason IS NULL OR state = 'COMMITTING')
@@ -174,6 +176,10 @@ BEGIN
     THEN
         RAISE EXCEPTION 'revision %/% r%: % cannot follow %',
             OLD.pipeline, OLD.checkpoint_id, OLD.revision, NEW.state, OLD.state;
+    END IF;
+    IF NEW.state = 'OPEN' AND OLD.state <> 'OPEN' AND NEW.epoch = OLD.epoch THEN
+        RAISE EXCEPTION 'revision %/% r%: only a new attempt opens it again',
+            OLD.pipeline, OLD.checkpoint_id, OLD.revision;
     END IF;
     IF NEW.epoch <> OLD.epoch AND NEW.state NOT IN ('OPEN', 'COMMITTING') THEN
         RAISE EXCEPTION 'revision %/% r%: no attempt can be opened in %',

@@ -1,0 +1,192 @@
+"""The committer database dies, or its replies get lost: a run asks again, finds what happened, and goes on.
+
+Every test has a server of its own to kill. PostgreSQL's server process is killed like a power failure would end it: the
+others of its kind notice and end, what was committed is found again at the next start.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import scenarios
+from conftest import open_folder
+from factories import Row, land_words
+from processes import Child, polls, start, stopped_at_end
+from proxy import proxy
+from sqlalchemy import make_url
+
+from twophase.committer.record import PostgresRecord
+from twophase.local import postgres
+from twophase.local.opening import open_record
+
+pytestmark = pytest.mark.chaos
+
+#: More than a commit has moments, or a run transactions.
+ENOUGH = 1000
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Set the environment of a user without a database: an embedded server of this test's own."""
+    home = open_folder("twophase-killed-")
+    monkeypatch.setenv("TWOPHASE_HOME", str(home))
+    monkeypatch.delenv("TWOPHASE_DSN", raising=False)
+    monkeypatch.setenv("TWOPHASE_LEASE", "3")
+    open_record(may_start=True).engine.dispose()
+    yield home
+    postgres.stop()
+    shutil.rmtree(home)
+
+
+def postmaster() -> int:
+    pid = postgres.status()["pid"]
+    assert pid is not None
+    return pid
+
+
+def check(rows: list[Row]) -> None:
+    record = open_record(may_start=True)
+    scenarios.check_end(record, rows)
+    record.engine.dispose()
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+def killed_at(nth: int, number: int, own: Path, *, outside: bool) -> tuple[Child, list[Row]]:
+    """Take one checkpoint through while the database is killed at its nth moment; return what it said."""
+    rows = land_words(files=2, start=2 * number)
+    env = {"TWOPHASE_DSN": postgres.ensure()} if outside else {}
+    pid = postmaster()
+    child = start(scenarios.run_killing_the_database, nth, pid, log=own / f"killed {number}.log", env=env)
+    with stopped_at_end(child):
+        if outside and nth < ENOUGH:
+            for _ in polls(60):
+                if postgres.status()["pid"] != pid or child.process.exitcode is not None:
+                    break
+            postgres.ensure()
+        assert child.wait() == 0, child.said
+    return child, rows
+
+
+def moments(child: Child) -> list[str]:
+    return re.findall(r"^moment \d+: (.*)$", child.said, re.MULTILINE)
+
+
+def kill_everywhere(own: Path, chosen: Callable[[list[str]], list[int]], *, outside: bool) -> None:
+    child, rows = killed_at(ENOUGH, 0, own, outside=outside)
+    known = moments(child)
+    assert {name.split()[0] for name in known} >= {"decide_commit", "_record_promotion", "_mark_committed"}
+    for number, nth in enumerate(chosen(known), start=1):
+        child, more = killed_at(nth, number, own, outside=outside)
+        rows += more
+        assert len(moments(child)) > nth, f"moment {nth} {known[nth - 1]}: not reached\n{child.said}"
+        check(rows)
+
+
+def every(known: list[str]) -> list[int]:
+    return list(range(1, len(known)))
+
+
+def some(known: list[str]) -> list[int]:
+    """Choose the three COMMITs that matter most, on either side, and one statement in the middle of a transaction."""
+    wanted = [
+        f"{step} {when}"
+        for step in ("decide_commit", "_record_promotion", "_mark_committed")
+        for when in ("before COMMIT", "after COMMIT")
+    ]
+    return [known.index(name) + 1 for name in ("decide_commit after UPDATE", *wanted)]
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["embedded", "outside"])
+def test_a_commit_survives_the_death_of_the_database(outside: bool, own: Path) -> None:
+    """An embedded server is started again by whoever needs it; another one by those who look after it."""
+    kill_everywhere(own, (lambda known: some(known)[::3]) if outside else some, outside=outside)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("outside", [False, True], ids=["embedded", "outside"])
+def test_a_commit_survives_the_death_of_the_database_at_any_statement(outside: bool, own: Path) -> None:
+    kill_everywhere(own, every, outside=outside)
+
+
+# --- lost -------------------------------------------------------------------------------------------------------------
+
+#: The transactions of a run, and of a failed one, by the function that has them: each is resolved by asking again.
+RUN = ("begin", "attempt", "vote", "decide_commit", "_record_promotion", "_mark_committed", "settle")
+FAILED = ("abort", "finish_abort")
+#: Before anything is staged a run may also give up: nothing has happened yet, and the next one begins again.
+MAY_GIVE_UP = {"enter", "_plan"}
+
+
+@pytest.fixture
+def through(dsn: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the DSN of this test's database behind a proxy that loses what it is told to lose."""
+    url = make_url(dsn)
+    assert url.port is not None
+    with proxy(url.port) as port:
+        yield url.set(port=port).render_as_string(hide_password=False)
+
+
+def losing(how: str, nth: int, function: Callable[[], None], log: Path, dsn: str) -> Child:
+    child = start(scenarios.run_losing_a_commit, how, nth, function, log=log, env={"TWOPHASE_DSN": dsn})
+    with stopped_at_end(child):
+        child.wait()
+    return child
+
+
+def transactions(child: Child) -> list[str]:
+    return re.findall(r"^commit \d+: (.*)$", child.said, re.MULTILINE)
+
+
+def lose_everywhere(
+    how: str, function: Callable[[], None], wanted: tuple[str, ...], home: Path, dsn: str, *, once: bool
+) -> list[Row]:
+    """Lose the last COMMIT of each wanted kind, or every single one, in a run of its own; return what was landed."""
+    rows = land_words(files=2)
+    known = transactions(losing(how, ENOUGH, function, home / "known.log", dsn))
+    assert set(known) >= set(wanted)
+    last = {name: index for index, name in enumerate(known)}
+    chosen = [last[name] for name in wanted] if once else list(range(len(known) - 1))
+    for number, index in enumerate(chosen, start=1):
+        rows += land_words(files=2, start=2 * number)
+        child = losing(how, index + 1, function, home / f"lost {index}.log", dsn)
+        assert transactions(child)[index] == known[index]
+        if known[index] in MAY_GIVE_UP and child.process.exitcode == 1:
+            continue
+        assert child.process.exitcode == 0, f"{how} of {known[index]}:\n{child.said}"
+        assert len(transactions(child)) > index + 1, f"{how} of {known[index]}: it was not asked again"
+    return rows
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "every"])
+@pytest.mark.parametrize("how", ["reply", "commit"])
+def test_a_lost_commit_or_reply_is_found_out_and_the_run_goes_on(
+    how: str, once: bool, through: str, record: PostgresRecord, home: Path
+) -> None:
+    rows = lose_everywhere(how, scenarios.run, RUN, home, through, once=once)
+
+    scenarios.drain()
+    scenarios.check_end(record, rows)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "every"])
+@pytest.mark.parametrize("how", ["reply", "commit"])
+def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
+    how: str, once: bool, through: str, record: PostgresRecord, home: Path
+) -> None:
+    rows = lose_everywhere(how, scenarios.fail, FAILED, home, through, once=once)
+
+    with record.engine.connect() as connection:
+        scenarios.check_story(connection)
+        scenarios.check_finished(connection)
+    assert not scenarios.visible(scenarios.TABLES[0])
+    scenarios.drain()
+    scenarios.check_end(record, rows)

@@ -1,0 +1,49 @@
+"""The benchmarks are code that is run rarely: here they run with sizes whose figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TWOPHASE_")}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_measure_keeps_its_figures_with_the_machine_that_they_were_taken_on(tmp_path: Path) -> None:
+    done = run("promotion", "landing", "--tiny", "--results", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    found = {result["name"]: result for result in map(json.loads, (p.read_text() for p in tmp_path.glob("*.json")))}
+    assert set(found) == {"promotion", "landing"}
+    for result in found.values():
+        assert all(result["machine"].values())
+        assert all(figure["ratio"] > 0 for figure in result["figures"])
+        assert result["profile"]
+    assert found["promotion"]["figures"][0]["goal"] == 1.2
+    assert "## promotion (tiny sizes)" in (tmp_path / "latest.md").read_text()
+    assert "promotion: 20 staged files ÷ 10" in done.stdout
+
+
+def test_an_unknown_measure_is_an_error_that_names_the_known_ones() -> None:
+    done = run("speed")
+
+    assert done.returncode != 0
+    assert "promotion" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["files", "promotion", "history", "million", "memory", "landing"])
+def test_every_measure_is_listed_and_documented(name: str) -> None:
+    from benchmarks.__main__ import MEASURES
+
+    assert MEASURES[name].question
+    assert f"`{name}`" in (ROOT / "docs" / "benchmarks.md").read_text()
