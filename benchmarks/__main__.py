@@ -46,11 +46,12 @@ def main(
             traceback.print_exc()
             failed.append(name)
         else:
+            failed += [name] if found[-1]["errors"] else []
             report.save(results, found[-1])
             report.write_latest(results)
     report.show(console, found)
     if failed:
-        console.print(f"not measured, because of an error: {', '.join(failed)}", style="red")
+        console.print(f"errors, so not everything was measured: {', '.join(failed)}", style="red")
         raise typer.Exit(1)
 
 

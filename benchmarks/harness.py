@@ -76,6 +76,8 @@ class Findings:
     figures: list[Figure]
     profile: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    #: What could not be measured, and why; the rest is kept.
+    errors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

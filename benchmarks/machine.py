@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +26,26 @@ def describe(folder: Path) -> dict[str, str]:
         "spark": version("pyspark"),
         "postgres": programs.run(["postgres", "--version"]).stdout.split()[-1],
         "twophase": version("twophase"),
+        "code": CODE,
         "load average": load(),
     }
+
+
+def _code() -> str:
+    """Return the commit that is measured, with a + if the package has been changed since."""
+    git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parents[1])]
+    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "plugins"])
+    try:
+        commit, changed = (
+            subprocess.run([*git, *what], capture_output=True, text=True, check=True).stdout.strip() for what in asked
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + ("+" if changed else "")
+
+
+#: As it was when this program was loaded.
+CODE = _code()
 
 
 def load() -> str:

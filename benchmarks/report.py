@@ -30,6 +30,7 @@ def as_json(measure: Measure[Any], scale: str, machine: Mapping[str, str], findi
         "figures": [_figure(figure) for figure in findings.figures],
         "profile": findings.profile,
         "notes": findings.notes,
+        "errors": findings.errors,
     }
 
 
@@ -98,7 +99,7 @@ def _details(result: Mapping[str, Any]) -> list[str]:
         f"{side}: {', '.join(f'{part} {number(seconds)} s' for part, seconds in parts.items())}"
         for side, parts in result["profile"].items()
     ]
-    return [*profile, *result["notes"]]
+    return [*profile, *result["notes"], *(f"NOT MEASURED: {error}" for error in result.get("errors", ()))]
 
 
 def write_latest(folder: Path) -> None:

@@ -31,7 +31,7 @@ from twophase.local.opening import open_record
 from twophase.maintenance import sweep as sweep_all
 from twophase.maintenance import verify
 from twophase.pipeline import Pipeline
-from twophase.running import Runner, coordinator
+from twophase.running import Runner, coordinator, stager_for
 from twophase.spark.plan import Plan
 
 TABLES = ("lake/words", "lake/copy")
@@ -41,10 +41,10 @@ WRITES = ("lake", "copy")
 pa.Table.from_pylist([{"id": 1}])
 
 
-def pipeline() -> Pipeline:
+def pipeline(transform: str = "word_count:copy") -> Pipeline:
     """Declare one landing folder, two tables, and input that leaves the folder after the commit."""
     writes = {"lake": sinks.Files(TABLES[0]), "copy": sinks.Files(TABLES[1])}
-    return words_pipeline(writes=writes, after_commit="archive", max_files=2)
+    return words_pipeline(transform=transform, writes=writes, after_commit="archive", max_files=2)
 
 
 class Failing(PreStaged):
@@ -68,6 +68,23 @@ def run() -> None:
 def drain() -> None:
     """Take checkpoints through until there is no new input."""
     with Runner(pipeline(), PreStaged()) as runner:
+        while runner.run():
+            pass
+
+
+def in_threes(checkpoints: int) -> None:
+    """Take some checkpoints through, each with three files per table."""
+    with Runner(pipeline(), PreStaged(files=3)) as runner:
+        for _ in range(checkpoints):
+            assert runner.run()
+
+
+def spark_drain(transform: str, master: str) -> None:
+    """Take checkpoints through by spark-submits of their own until there is no new input."""
+    from spark_session import CHEAP
+
+    declared = pipeline(f"chaos_jobs:{transform}")
+    with Runner(declared, stager_for(declared, master=master, conf=CHEAP)) as runner:
         while runner.run():
             pass
 

@@ -84,12 +84,14 @@ def stager_for(
 class Runner:
     """Runs checkpoints of one pipeline, one after the other, over one connection to the record."""
 
-    def __init__(self, pipeline: Pipeline, stager: Stager, *, dsn: str | None = None) -> None:
-        """Check the declaration, open the record, and put the pipeline in it."""
+    def __init__(
+        self, pipeline: Pipeline, stager: Stager, *, dsn: str | None = None, record: PostgresRecord | None = None
+    ) -> None:
+        """Check the declaration, open the record unless it is given, and put the pipeline in it."""
         self.pipeline = pipeline
         self.stager = stager
         pipeline.prepare()
-        self.record = open_record(dsn, may_start=True)
+        self.record = record or open_record(dsn, may_start=True)
         enter(self.record, pipeline)
         self.coordinator = coordinator(self.record, pipeline)
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
+
 import scenarios
 from conftest import open_folder
 from factories import Row, land_words
 from processes import Child, polls, start, stopped_at_end
 from proxy import proxy
-from sqlalchemy import make_url
-
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
 from twophase.local.opening import open_record
@@ -148,12 +148,12 @@ def lose_everywhere(
     how: str, function: Callable[[], None], wanted: tuple[str, ...], home: Path, dsn: str, *, once: bool
 ) -> list[Row]:
     """Lose the last COMMIT of each wanted kind, or every single one, in a run of its own; return what was landed."""
-    rows = land_words(files=2)
+    rows = land_words(files=2, start=2)
     known = transactions(losing(how, ENOUGH, function, home / "known.log", dsn))
     assert set(known) >= set(wanted)
     last = {name: index for index, name in enumerate(known)}
     chosen = [last[name] for name in wanted] if once else list(range(len(known) - 1))
-    for number, index in enumerate(chosen, start=1):
+    for number, index in enumerate(chosen, start=2):
         rows += land_words(files=2, start=2 * number)
         child = losing(how, index + 1, function, home / f"lost {index}.log", dsn)
         assert transactions(child)[index] == known[index]
@@ -170,7 +170,10 @@ def lose_everywhere(
 def test_a_lost_commit_or_reply_is_found_out_and_the_run_goes_on(
     how: str, once: bool, through: str, record: PostgresRecord, home: Path
 ) -> None:
-    rows = lose_everywhere(how, scenarios.run, RUN, home, through, once=once)
+    rows = land_words(files=2)
+    scenarios.run()
+
+    rows += lose_everywhere(how, scenarios.run, RUN, home, through, once=once)
 
     scenarios.drain()
     scenarios.check_end(record, rows)
@@ -182,7 +185,10 @@ def test_a_lost_commit_or_reply_is_found_out_and_the_run_goes_on(
 def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
     how: str, once: bool, through: str, record: PostgresRecord, home: Path
 ) -> None:
-    rows = lose_everywhere(how, scenarios.fail, FAILED, home, through, once=once)
+    rows = land_words(files=2)
+    scenarios.fail()
+
+    rows += lose_everywhere(how, scenarios.fail, FAILED, home, through, once=once)
 
     with record.engine.connect() as connection:
         scenarios.check_story(connection)

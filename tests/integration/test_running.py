@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import duckdb
 import pandas as pd
 import polars as pl
 import pytest
+from sqlalchemy import text
 
 import twophase
 from factories import PreStaged, counted, land, land_words, visible, words_pipeline
@@ -20,14 +21,16 @@ from twophase.core.errors import (
     AttemptFailed,
     BadRecord,
     ConfigError,
+    IllegalTransition,
     InputChanged,
+    ManifestMismatch,
     NothingCommitted,
     Parked,
     SchemaChanged,
 )
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import Runner
+from twophase.running import Runner, Stager
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,8 +137,8 @@ def test_the_table_is_read_by_every_engine_as_a_folder(spark: SparkSession, home
     files = twophase.committed_files("words", "lake")
 
     counts = {
-        "duckdb folder": len(duckdb.sql(f"SELECT * FROM read_parquet('{folder}/**/*.parquet')").fetchall()),
-        "duckdb files": len(duckdb.sql(f"SELECT * FROM read_parquet({files})").fetchall()),
+        "duckdb folder": duckdb.read_parquet(f"{folder}/**/*.parquet").shape[0],
+        "duckdb files": duckdb.read_parquet(files).shape[0],
         "polars folder": pl.read_parquet(folder).height,
         "polars glob": pl.read_parquet(f"{folder}/**/*.parquet").height,
         "polars files": pl.read_parquet(files).height,
@@ -246,7 +249,7 @@ def test_an_input_that_changed_after_it_was_fixed_is_named(home: Path, record: P
             data_path("landing/words/000001.json").write_text('{"id": 99}\n')
             return staged
 
-    with Runner(words_pipeline(), Late()) as runner, pytest.raises(InputChanged, match=r"000001\.json"):
+    with Runner(words_pipeline(), cast("Stager", Late())) as runner, pytest.raises(InputChanged, match=r"000001\.json"):
         runner.run()
 
     found = shown(record, 1)
@@ -319,14 +322,18 @@ def test_a_parked_revision_is_promoted_after_a_restage(home: Path, record: Postg
     assert counted(visible("lake/words")) == counted(rows)
 
 
-def lose_after_the_commit_point(runner: Runner) -> None:
-    import shutil
-
+def decide(runner: Runner) -> None:
     begun = runner.coordinator.begin(twophase_run("loser"))
     assert begun is not None
     attempt = runner.coordinator.attempt(begun)
     runner._stage_and_vote(attempt)
     runner.coordinator.decide_commit(attempt)
+
+
+def lose_after_the_commit_point(runner: Runner) -> None:
+    import shutil
+
+    decide(runner)
     shutil.rmtree(data_path("lake/words.twophase/staging"))
     data_path("lake/words.twophase/staging").mkdir()
 
@@ -335,6 +342,65 @@ def twophase_key() -> Any:
     from twophase.core.checkpoint import Key
 
     return Key("words", 1, 1)
+
+
+def test_a_damaged_staged_file_parks_and_a_restage_is_the_way_out(home: Path, record: PostgresRecord) -> None:
+    rows = land_words()
+    with Runner(words_pipeline(), PreStaged()) as runner:
+        decide(runner)
+        victim = next(data_path("lake/words.twophase/staging").glob("*/*.parquet"))
+        victim.write_bytes(victim.read_bytes()[:-1] + b"X")
+        with pytest.raises(Parked, match="altered"):
+            runner.coordinator.finish(twophase_key())
+
+        done = runner.restage(1, "a file was altered")
+
+    assert done.state is State.COMMITTED
+    assert counted(visible("lake/words")) == counted(rows)
+
+
+def test_a_table_that_another_record_wrote_is_never_taken_for_ours(home: Path, record: PostgresRecord) -> None:
+    """An emptied or restored record meets its own earlier output: nothing is counted as committed, nothing is lost."""
+    land_words()
+    with Runner(words_pipeline(), PreStaged()) as runner:
+        runner.run()
+    with record.engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA twophase CASCADE"))
+    before = counted(visible("lake/words"))
+    land_words(start=1)
+
+    for _ in range(2):
+        with Runner(words_pipeline(), PreStaged()) as runner, pytest.raises(ManifestMismatch):
+            runner.run()
+
+    assert counted(visible("lake/words")) == before
+    assert list(data_path("lake/words.twophase/manifests").iterdir())
+
+
+def test_a_released_range_is_taken_by_the_next_checkpoint_and_never_by_the_old_one(
+    home: Path, record: PostgresRecord
+) -> None:
+    """R4: what was released belongs to whoever takes it next; its old revision cannot come back."""
+    rows = land_words()
+
+    def broken(*_: object) -> Any:
+        msg = "it fails"
+        raise AttemptFailed(msg)
+
+    with Runner(words_pipeline(), cast("Stager", broken)) as runner:
+        with pytest.raises(AttemptFailed):
+            runner.run()
+        runner.coordinator.release(1, "the file had to be mended")
+        runner.coordinator.release(1, "twice is once")
+    with Runner(words_pipeline(), PreStaged()) as runner:
+        done = runner.run()
+        assert done is not None
+        with pytest.raises(IllegalTransition, match="only one whose revisions are all aborted"):
+            runner.coordinator.release(2, "it is committed")
+
+    assert (done.checkpoint_id, done.revision) == (2, 1)
+    assert counted(visible("lake/words")) == counted(rows)
+    assert [event["action"] for event in shown(record, 1)["events"]].count("released") == 1
 
 
 def test_two_pipelines_on_one_table_are_refused_before_anything_changes(home: Path, record: PostgresRecord) -> None:
@@ -404,7 +470,7 @@ def test_an_attempt_that_fails_to_stage_anything_is_aborted(home: Path, record: 
         msg = "Spark ended with code 1"
         raise AttemptFailed(msg)
 
-    with Runner(words_pipeline(), nothing) as runner, pytest.raises(AttemptFailed):
+    with Runner(words_pipeline(), cast("Stager", nothing)) as runner, pytest.raises(AttemptFailed):
         runner.run()
 
     assert shown(record, 1)["state"] == "ABORTED"

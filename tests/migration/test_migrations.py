@@ -234,7 +234,6 @@ def test_six_processes_upgrading_at_once_migrate_it_once(empty: str, engine: Eng
         ]
 
 
-@pytest.mark.xfail(strict=True, reason="to_regclass answers from a cache that is not refreshed within a transaction")
 def test_who_waited_for_another_sees_what_it_did(engine: Engine) -> None:
     """The second look, after the lock, is in the transaction of the first one."""
     with engine.begin() as connection:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from memory import MemoryRecord, MemorySink
 from model import LABELS, LEASE, PROLOGUES, TO_THE_END, Action, Limits, random_schedule, replay
-from promises import Violation
 from twophase.core.checkpoint import Key, Run
 from twophase.core.errors import ConfigError, StoreUnavailable
 from twophase.core.ports import Outcome
@@ -93,7 +92,6 @@ def test_lost_reply_anywhere_in_a_run_changes_nothing(nth: int, fault: str) -> N
     replay([("start", "script", 0), *before, ("fault", fault), ("go", 0, TO_THE_END)])
 
 
-@pytest.mark.xfail(strict=True, raises=Violation, reason="an abort goes by state and epoch, not by its run")
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -131,7 +129,6 @@ def test_pre_committed_revision_that_was_taken_over_is_aborted_by_nobody_else(sc
     replay(schedule)
 
 
-@pytest.mark.xfail(strict=True, raises=Violation, reason="the adopted attempt is compared with the promoter's own")
 def test_record_names_the_attempt_that_a_stopped_promoter_made_visible_after_a_restage() -> None:
     """The record adopts what the sink holds, also when it was the promoter's own and no longer the record's."""
     replay(

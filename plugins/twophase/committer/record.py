@@ -276,7 +276,7 @@ class PostgresTransaction:
         if "lease" in changes:
             changes["lease_until"] = _lease_until(changes.pop("lease"))
         if to in ENTERED_AT and not (bump and before.state is to):
-            changes[ENTERED_AT[to]] = func.now()
+            changes[ENTERED_AT[to]] = func.clock_timestamp()
         here = is_this(key) & (r.epoch == epoch) & r.state.in_([state for state in allowed if state is not None])
         if unleased:
             here &= r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
@@ -494,6 +494,21 @@ class PostgresTransaction:
         for checkpoint_id, *file in self.connection.execute(query.order_by(f.checkpoint_id, f.path)):
             found.setdefault(checkpoint_id, []).append(InputFile(*file))
         return list(found.items())
+
+    def release(self, pipeline: str, checkpoint_id: int, why: str) -> bool:
+        """Free the input of a checkpoint whose revisions are all ABORTED; twice is once."""
+        c, f = t.checkpoint.c, t.input_file.c
+        mine = (c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id)
+        states = select(r.revision, r.state).where((r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id))
+        found = {row.revision: row.state for row in self.connection.execute(states.with_for_update())}
+        if set(found.values()) != {State.ABORTED}:
+            return False
+        free = update(t.checkpoint).where(mine & c.released_at.is_(None)).values(released_at=func.now())
+        if self.connection.execute(free).rowcount:
+            claims = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id)
+            self.connection.execute(delete(t.input_file).where(claims))
+            self.note(Key(pipeline, checkpoint_id, max(found)), "released", why)
+        return True
 
     def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
         """Free the names of a committed checkpoint's files."""

@@ -362,7 +362,7 @@ class Coordinator:
         """Open an attempt for those sinks of a decided revision that lost their staged output; it stays COMMITTING."""
         token = secrets.token_hex(4)
         lost = {
-            p.name: p
+            p.name
             for p in self.transact(lambda tx: tx.participants(key))
             if p.kind == "sink" and self.find(key, p).outcome is Outcome.FAILED
         }
@@ -374,9 +374,9 @@ class Coordinator:
                 raise IllegalTransition(msg)
             epoch = held.epoch + 1
             again = [
-                Participant(name, "sink", epoch, handle=self.sinks[name].place(key, epoch, token))
-                for name in lost
-                if name not in tx.committed(key)
+                Participant(p.name, "sink", epoch, handle=self._place_again(key, epoch, token, p))
+                for p in tx.participants(key)
+                if p.name in lost and p.name not in tx.committed(key)
             ]
             if not again:
                 msg = f"checkpoint {key}: nothing to restage, no sink has lost its staged output; recover promotes it"
@@ -387,6 +387,11 @@ class Coordinator:
             return tx.revision(key)
 
         return self.transact(step)
+
+    def _place_again(self, key: Key, epoch: int, token: str, lost: Participant) -> Json:
+        """Name a new place, and remember what was voted for: should that turn up in the sink, it counts (R10)."""
+        earlier = [*lost.handle.get("earlier", ()), *filter(None, [lost.manifest.get("digest")])]
+        return {**self.sinks[lost.name].place(key, epoch, token), "earlier": earlier}
 
     # --- abort -------------------------------------------------------------------------------------------------------
 
@@ -425,6 +430,20 @@ class Coordinator:
         self.transact(lambda tx: tx.move(key, State.ABORTED, epoch=revision.epoch, why="discarded", lease=None))
         hit("abort.end")
         return self.transact(lambda tx: tx.revision(key))
+
+    def release(self, checkpoint_id: int, why: str) -> None:
+        """Free the input of an aborted checkpoint, so that a later one may take it; its number is not used again."""
+
+        def step(tx: Transaction) -> None:
+            tx.lock(self.pipeline)
+            if not tx.release(self.pipeline, checkpoint_id, why):
+                msg = (
+                    f"checkpoint {self.pipeline}/{checkpoint_id}: only one whose revisions are all aborted can be"
+                    " released; abort it first"
+                )
+                raise IllegalTransition(msg)
+
+        self.transact(step)
 
     # --- after the commit --------------------------------------------------------------------------------------------
 

@@ -206,6 +206,10 @@ class Transaction(Protocol):
         """Return files of COMMITTED checkpoints whose names are still taken, per checkpoint."""
         ...
 
+    def release(self, pipeline: str, checkpoint_id: int, why: str) -> bool:
+        """Free the input of a checkpoint whose revisions are all ABORTED; False: it is not such a one."""
+        ...
+
     def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
         """Free the names of a committed checkpoint's files."""
         ...

@@ -59,6 +59,8 @@ class _Place:
         self.table = Path(handle["table"])
         self.side = self.table.with_name(f"{self.table.name}.twophase")
         self.name: str = handle["name"]
+        #: Digests that were voted for before a restage: what they stand for may still turn up (R10).
+        self.earlier: list[str] = handle.get("earlier", [])
         self.prefix = self.name.rpartition(".")[0]
         self.staged = self.side / "staging" / self.name
         self.taken = self.side / "taken"
@@ -69,11 +71,13 @@ class _Place:
 
     @property
     def reachable(self) -> bool:
-        """Say whether the folder beside the table is there: it is not, if the storage is not mounted."""
-        return self.taken.is_dir()
+        """Say whether the table is there: it is not, if its storage is not mounted."""
+        return self.table.is_dir()
 
     def taken_by_others(self) -> list[Path]:
         """List the folders of this attempt that a promoter took and left."""
+        if not self.taken.is_dir():
+            return []
         with os.scandir(self.taken) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(f"{self.prefix}.")]
         return [self.taken / name for name in names if not name.endswith((".junk", ".dead"))]
@@ -154,6 +158,9 @@ class Files(Sink):
 
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
         """Let Spark write the frame, then seal what it wrote."""
+        if any(name.lower() == "checkpoint" for name in frame.columns):
+            msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named 'checkpoint': the folder's is; rename it"
+            raise ConfigError(msg)
         place = _Place(key, handle)
         writer = frame.write.format(self.format).options(
             **{
@@ -232,9 +239,12 @@ class Files(Sink):
         return files
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote."""
+        """Compare the staged folder with its manifest before the vote, and see that its name in the table is free."""
         place = _Place(key, handle)
         marker = self._marker(key, place, manifest)
+        if place.visible.exists():
+            msg = f"checkpoint {key}: folder {place.visible} is there already, but not in this record; move it away"
+            raise ManifestMismatch(msg)
         if not (place.staged / str(marker)).exists():
             msg = f"checkpoint {key}: staged folder {place.staged} has no marker {marker}; stage it again"
             raise ManifestMismatch(msg)
@@ -279,17 +289,33 @@ class Files(Sink):
         """Say where the output stands without changing it."""
         place = _Place(key, handle)
         if not place.reachable:
-            return Promotion(Outcome.RETRY_LATER, f"folder {place.side} is not there; is it mounted?")
+            return Promotion(Outcome.RETRY_LATER, f"folder {place.table} is not there; is it mounted?")
         marker = self._marker(key, place, manifest)
         promoted = self._promoted(key, place, marker)
         if promoted is None:
             # In the order in which an output moves, so that one on its way is met somewhere: staging, taken, table.
-            if (place.staged / str(marker)).exists():
-                return Promotion(Outcome.RETRY_LATER, f"staged at {place.staged}")
-            if any((folder / str(marker)).exists() for folder in place.taken_by_others()):
-                return Promotion(Outcome.RETRY_LATER, f"taken by a promoter, in {place.taken}")
-            promoted = self._promoted(key, place, marker)
-        return promoted or Promotion(Outcome.FAILED, f"staged output {place.staged} is gone")
+            whole, problem = self._staged(key, place, marker)
+            if whole:
+                return Promotion(Outcome.RETRY_LATER, f"staged at {whole}")
+            promoted = self._promoted(key, place, marker) or Promotion(Outcome.FAILED, problem)
+        return promoted
+
+    def _staged(self, key: Key, place: _Place, marker: _Marker) -> tuple[Path | None, str]:
+        """Return where the staged output is, or why what is there cannot be promoted."""
+        problem = f"staged output {place.staged} is gone"
+        for look in (lambda: [place.staged], place.taken_by_others):
+            for folder in look():
+                if not (folder / str(marker)).exists():
+                    continue
+                try:
+                    self._check_files(folder, self._manifest(place, key, marker.attempt, marker.digest))
+                except FileNotFoundError:
+                    pass  # a promoter has just taken it: it is further on its way, or somebody removed it
+                except ManifestMismatch as error:
+                    problem = str(error)
+                    continue
+                return folder, ""
+        return None, problem
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Take the staged folder, check it, rename it into the table; start over whenever another was faster (R1)."""
@@ -332,12 +358,14 @@ class Files(Sink):
                 return None
             matches = [match for match in map(_MARKER.fullmatch, names) if match]
             found = _Marker(int(matches[0][1]), int(matches[0][2]), matches[0][3]) if matches else None
-        if found is None or found.revision < key.revision:
-            holder = f"revision {found.revision}" if found else "no marker"
+        ours = found is not None and (found == marker or found.revision > key.revision or found.digest in place.earlier)
+        if found is None or not ours:
+            holder = f"the marker {found}" if found else "no marker"
             return Promotion(Outcome.FAILED, f"folder {place.visible} is there already, with {holder}")
         # Whoever counts a marker makes it durable first: its promoter may have died before its own fsync (R2).
         disk.fsync_folder(place.table)
-        disk.fsync_folder(place.taken)
+        if place.taken.is_dir():
+            disk.fsync_folder(place.taken)
         if found.revision > key.revision:  # it was promoted, and replaced since
             return Promotion(Outcome.ALREADY_PROMOTED)
         summary = None
@@ -388,7 +416,7 @@ class Files(Sink):
         place = _Place(key, handle)
         for left in self._attempts(place.side):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
-                disk.remove(Path(left.path), place.taken)
+                self.remove(left)
 
     # --- sweep, verify, read -----------------------------------------------------------------------------------------
 
@@ -408,9 +436,17 @@ class Files(Sink):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those."""
+        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it."""
         path = Path(left.path)
+        if left.manifest and self._is_visible(left):
+            return
         disk.remove(path, path.parent.parent / "taken")
+
+    def _is_visible(self, left: Attempt) -> bool:
+        table = Path(left.path).parents[1]
+        marker = _Marker(left.revision, left.attempt, disk.digest(Path(left.path).read_bytes()))
+        visible = table.with_name(table.name.removesuffix(".twophase")) / f"checkpoint={left.checkpoint_id:08d}"
+        return (visible / str(marker)).exists()
 
     def verify(self, key: Key, attempt: int, manifest: Json) -> Iterator[str]:
         """Compare a committed revision with its folder, byte by byte."""
