@@ -175,6 +175,17 @@ def test_owned_files_are_not_taken_again(landing: Path) -> None:
         ({"max_files": 9, "max_bytes": 900}, ["a", "b", "c"]),
     ],
 )
+def test_a_file_that_left_the_folder_since_it_was_found_is_not_taken(landing: Path) -> None:
+    """Another run may have committed and archived it meanwhile: then its name is free, but there is nothing to read."""
+    gone = put(landing, "a")
+    put(landing, "b")
+    files = source()
+    found = files.discover()
+    gone.unlink()
+
+    assert paths(files.fix(found, Owned())) == ["b"]
+
+
 def test_limits_hold_but_the_oldest_file_is_always_taken(
     landing: Path, limits: dict[str, int], taken: list[str]
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,17 +187,23 @@ class Files(Source):
             raise ConfigError(msg)
 
     def fix(self, found: list[InputFile], progress: Progress) -> Input:
-        """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone."""
+        """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone.
+
+        A name may be free because its file was committed and has left the folder since it was found: each file is
+        looked at once more, after the record was asked.
+        """
         new = sorted(progress.new_files(found), key=lambda file: (file.mtime_ns, file.path))
         if self.max_files is not None:
             new = new[: self.max_files]
         if self.max_bytes is not None:
-            total = 0
-            for count, file in enumerate(new):
-                total += file.size
-                if count and total > self.max_bytes:
-                    return Input(files=tuple(new[:count]))
-        return Input(files=tuple(new))
+            totals = accumulate(file.size for file in new)
+            new = [
+                file
+                for number, (file, total) in enumerate(zip(new, totals, strict=True))
+                if number == 0 or total <= self.max_bytes
+            ]
+        root = str(self.folder)
+        return Input(files=tuple(file for file in new if _identity(f"{root}/{file.path}") == file[1:]))
 
     # --- around an attempt -------------------------------------------------------------------------------------------
 
