@@ -184,7 +184,7 @@ def _orders(random: np.random.Generator, words: np.ndarray, first: int, rows: in
 MEASURE = Measure(
     "files",
     "What does exactly-once cost on top of Spark's own write of 1 GB of Parquet?",
-    full=Sizes(files=8, file_mb=130, rounds=5),
+    full=Sizes(files=8, file_mb=130, rounds=3),
     quick=Sizes(files=2, file_mb=25, rounds=3),
     tiny=Sizes(files=1, file_mb=1, rounds=1),
     run=run,

@@ -177,6 +177,8 @@ class MemoryTransaction:
         if not wanted:
             return None
         last = max(wanted)
+        if self._rows("checkpoint")[last]["released"]:
+            return None
         mine = [r for r in self._revisions(pipeline) if (r.key.pipeline, r.checkpoint_id) == last]
         return max(mine, key=lambda r: (r.state in DECIDED, r.revision), default=None)
 
@@ -333,7 +335,7 @@ class MemoryTransaction:
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
         checkpoint_id = self._take(pipeline, "checkpoint_id")
-        self._put("checkpoint", (pipeline, checkpoint_id), {"slot": slot, "inputs": dict(inputs)})
+        self._put("checkpoint", (pipeline, checkpoint_id), {"slot": slot, "inputs": dict(inputs), "released": False})
         for source, fixed in inputs.items():
             for file in fixed.files:
                 self._lock(("path", pipeline, source, file.path))
@@ -384,6 +386,18 @@ class MemoryTransaction:
             if key[:2] == (pipeline, source) and key[3] in committed and not row["gone"]:
                 found.setdefault(key[3], []).append(row["file"])
         return sorted(found.items())
+
+    def release(self, pipeline: str, checkpoint_id: int, why: str) -> bool:
+        self._step("release")
+        mine = [r for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id]
+        if {r.state for r in mine} != {State.ABORTED}:
+            return False
+        row = self._rows("checkpoint")[pipeline, checkpoint_id]
+        self._put("checkpoint", (pipeline, checkpoint_id), dict(row, released=True))
+        for key in self._rows("input_file"):
+            if (key[0], key[3]) == (pipeline, checkpoint_id):
+                self._put("input_file", key, None)
+        return True
 
     def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
         self._step("settle")
@@ -580,15 +594,15 @@ class MemorySink:
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         marker = self._marker(key, handle, manifest)
-        promoted = self._promoted(key, marker)
+        promoted = self._promoted(key, handle, marker)
         taken: list[str] | None = None
-        while promoted is None or promoted.outcome is Outcome.FAILED:
+        while promoted is None:
             before, taken = taken, self._list(f"taken/{handle['prefix']}.")
             if before == taken:  # nobody moved it from under our eyes: it is gone
                 break
             if any(self._has(path, marker) for path in (self.staged(handle), *taken)):
                 return Promotion(Outcome.RETRY_LATER, "staged")
-            promoted = self._promoted(key, marker)
+            promoted = self._promoted(key, handle, marker)
         return Promotion(Outcome.FAILED, "staged output is gone") if promoted is None else promoted
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:  # noqa: PLR0911 - one return per outcome
@@ -596,8 +610,8 @@ class MemorySink:
             return Promotion(Outcome.RETRY_LATER, "the sink is down")
         marker = self._marker(key, handle, manifest)
         for _ in range(self.TRIES):
-            promoted = self._promoted(key, marker)
-            if promoted and promoted.outcome is not Outcome.FAILED:
+            promoted = self._promoted(key, handle, marker)
+            if promoted:
                 return promoted
             mine = self._take(key, handle, marker)
             if mine is None:
@@ -612,7 +626,7 @@ class MemorySink:
             if self._show(key, mine):
                 if self._lost_reply("after"):
                     return Promotion(Outcome.UNKNOWN)
-                promoted = self._promoted(key, marker)
+                promoted = self._promoted(key, handle, marker)
                 return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
         return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
 
@@ -625,15 +639,15 @@ class MemorySink:
     def _marker(self, key: Key, handle: Json, manifest: Json) -> Marker:
         return Marker(key.revision, int(handle["prefix"].rpartition(".a")[2]), manifest["digest"])
 
-    def _promoted(self, key: Key, marker: Marker) -> Promotion | None:
-        """Read the marker back; None: nothing is visible under this checkpoint's name."""
+    def _promoted(self, key: Key, handle: Json, marker: Marker) -> Promotion | None:
+        """Read the marker back; None: nothing of this revision or a newer one is visible."""
         self._step("marker?")
         folder = self.folders.get(self.visible(key))
-        if folder is None:
-            return None
-        found = folder.marker
+        found = folder.marker if folder else None
         if found is None or found.revision < key.revision:
-            return Promotion(Outcome.FAILED, f"the table holds {found}")
+            return None
+        if found.revision == key.revision and found != marker and found.digest not in handle.get("earlier", ()):
+            return Promotion(Outcome.FAILED, f"the table holds {found}, which nobody voted for")
         self._fsync()
         if found.revision > key.revision:
             return Promotion(Outcome.ALREADY_PROMOTED)

@@ -190,7 +190,7 @@ MUTATIONS = (
     Mutation(
         "the record keeps its own attempt, not the sink's",
         "R10",
-        (core("_record_promotion", ("tx.put_participant(", "(")),),
+        (core("_adopt_promoted", ("tx.put_participant(", "(")),),
     ),
     Mutation(
         "sweep the attempt that is being staged",
@@ -267,7 +267,7 @@ MUTATIONS = (
     Mutation(
         "abort whatever attempt is there",
         "R15",
-        (core("abort", ("epoch=revision.epoch,", "epoch=held.epoch,")),),
+        (core("abort", ("epoch=revision.epoch,", "epoch=held.epoch,"), ("held.run != revision.run", "False")),),
         PLAIN,
     ),
     Mutation(

@@ -77,6 +77,8 @@ def _check_history(world: World, revisions: dict[Key, Revision], process: Proces
             must(
                 own or seen.leases.get(key, 0.0) <= world.record.now, f"{key}: taken from {before.run} under its lease"
             )
+        if before.state in UNDECIDED and now.epoch > before.epoch:
+            must(process is not None and process.run == before.run, f"{key}: an attempt by another than {before.run}")
     new = sorted(r.commit_seq for key, r in revisions.items() if r.commit_seq and not _had_seq(seen, key))
     must(all(seq > seen.highest_seq for seq in new), f"commit_seq {new} after {seen.highest_seq}")
     seen.highest_seq = max([seen.highest_seq, *new])
