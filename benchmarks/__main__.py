@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Which measures; all if none is named.")] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: about two minutes for all.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a few minutes for all.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
     list_: Annotated[bool, typer.Option("--list", help="Say what is measured, and measure nothing.")] = False,
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,

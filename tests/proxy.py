@@ -1,6 +1,6 @@
 """A proxy before PostgreSQL that loses what it is told to lose: a COMMIT, or only the reply to it.
 
-It is told so by the client itself, in the same connection, so that it is known which COMMIT is meant: `SELECT 'lose …'`.
+It is told so by the client itself, in the same connection, so that it is known which COMMIT is meant.
 """
 
 from __future__ import annotations

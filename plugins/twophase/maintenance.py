@@ -128,11 +128,10 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
     from twophase.committer import queries
 
     for name, sink in pipeline.writes.items():
-        with record.engine.connect() as connection:
-            for promoted in queries.promoted(connection, pipeline.name, name):
-                for difference in sink.verify(promoted.key, promoted.attempt, promoted.manifest):
-                    yield Difference(pipeline.name, promoted.key.checkpoint_id, name, difference)
-                yield None
+        for promoted in queries.promoted(record.engine, pipeline.name, name):
+            for difference in sink.verify(promoted.key, promoted.attempt, promoted.manifest):
+                yield Difference(pipeline.name, promoted.key.checkpoint_id, name, difference)
+            yield None
         strangers = list(sink.strangers(_decided(record, pipeline.name)))
         if strangers:  # something may have been promoted between the two looks: ask the record again
             strangers = list(sink.strangers(_decided(record, pipeline.name)))

@@ -86,8 +86,7 @@ def _files_sink(record: PostgresRecord, pipeline: str, sink: str) -> Files:
 def _promoted(record: PostgresRecord, pipeline: str, sink: str, as_of: AsOf) -> Iterator[Promoted]:
     from twophase.committer import queries
 
-    with record.engine.connect() as connection:
-        yield from queries.promoted(connection, pipeline, sink, _moment(as_of))
+    yield from queries.promoted(record.engine, pipeline, sink, _moment(as_of))
 
 
 def _moment(as_of: AsOf) -> datetime | int | None:

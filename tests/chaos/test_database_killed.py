@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 import scenarios
 from conftest import open_folder
-from factories import Row, land_words
+from factories import Row, land_words, visible
 from processes import Child, polls, start, stopped_at_end
 from proxy import proxy
 from twophase.committer.record import PostgresRecord
@@ -193,6 +193,6 @@ def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
     with record.engine.connect() as connection:
         scenarios.check_story(connection)
         scenarios.check_finished(connection)
-    assert not scenarios.visible(scenarios.TABLES[0])
+    assert not visible(scenarios.TABLES[0])
     scenarios.drain()
     scenarios.check_end(record, rows)

@@ -1,7 +1,7 @@
 """Two promoters of the same decided revision, each stopped anywhere while the other works: one promotion, one end.
 
-A stopped process holds whatever it held: a folder it took, a row it locked. The other one finishes all the same, and the
-first finds nothing left to do when it wakes.
+A stopped process holds whatever it held: a folder it took, a row it locked. The other one finishes all the same, and
+the first finds nothing left to do when it wakes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -76,7 +77,7 @@ def state(record: PostgresRecord) -> tuple[object, ...]:
         return scenarios.tables(), *(connection.execute(text(query)).fetchall() for query in queries)
 
 
-def _one_stopped() -> list[object]:
+def _one_stopped() -> list[Any]:
     """Every point; `make test` meets each with one combination of promoters, in turn."""
     kinds = [(scenarios.run, scenarios.recover), (scenarios.recover, scenarios.run)]
     kinds += [(scenarios.recover, scenarios.recover), (scenarios.run, scenarios.run)]

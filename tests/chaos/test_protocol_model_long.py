@@ -7,7 +7,7 @@ import pytest
 from model import Limits, random_schedule, replay
 
 #: As in tests/unit/test_protocol_model.py.
-HELD = Limits(owners=False)
+HELD = Limits()
 
 
 @pytest.mark.slow

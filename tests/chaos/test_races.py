@@ -19,8 +19,8 @@ pytestmark = pytest.mark.chaos
 CONTENDERS = 8
 _NAMES = list(FAILPOINTS)
 BEFORE_THE_COMMIT_POINT = _NAMES[: _NAMES.index("commit.after")]
-#: Nothing was taken yet when it stopped: it finds that there is nothing left to take.
-TOOK_NOTHING = {"begin.before", "begin.inside"}
+#: No attempt was open yet when it stopped: it begins again, and takes what there is left to take.
+NOT_OPENED = {"begin.before", "begin.inside", "begin.after", "attempt.before"}
 #: Everything was voted for when it stopped: whoever takes over commits that very attempt, and it finds it committed.
 VOTED = {"commit.before", "commit.inside"}
 
@@ -132,10 +132,42 @@ def test_a_run_that_wakes_after_another_took_over_stops_and_touches_nothing(
         zombie.wake()
         code = zombie.wait()
 
-    if failpoint in TOOK_NOTHING | VOTED:
+    if failpoint in NOT_OPENED | VOTED:
         assert code == 0, zombie.said
     else:
         assert code == 1, zombie.said
         assert "twophase.core.errors.Fenced: " in zombie.said
     assert scenarios.tables() == before
+    scenarios.check_end(record, rows)
+
+
+#: One of each kind: nothing staged, at work in its own place, a row locked.
+FEW = ("attempt.after", "stage.written", "vote.inside")
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow])
+        for name in BEFORE_THE_COMMIT_POINT
+        if name not in NOT_OPENED | VOTED
+    ],
+)
+def test_a_run_that_wakes_while_another_is_at_work_stops_and_the_other_commits(
+    failpoint: str, record: PostgresRecord, home: Path
+) -> None:
+    """Both are in the same state of the same revision: only the epoch tells them apart."""
+    rows = land_words(files=2)
+    zombie = start(scenarios.impatiently, scenarios.run, log=home / "zombie.log", failpoints=f"{failpoint}=stop")
+    with stopped_at_end(zombie):
+        assert zombie.until_stopped(), f"{failpoint} was not reached:\n{zombie.said}"
+        other = start(scenarios.impatiently, scenarios.run, log=home / "other.log", failpoints="vote.checked=stop")
+        with stopped_at_end(other):
+            assert other.until_stopped(), other.said
+            zombie.wake()
+            assert zombie.wait() == 1, zombie.said
+            other.wake()
+            assert other.wait() == 0, other.said
+
+    assert "twophase.core.errors.Fenced: " in zombie.said
     scenarios.check_end(record, rows)

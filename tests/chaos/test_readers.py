@@ -1,4 +1,4 @@
-"""Readers that know nothing of the protocol, reading while checkpoints appear: each sees all of a checkpoint or nothing.
+"""Readers that know nothing of the protocol, while checkpoints appear: each sees all of a checkpoint or nothing.
 
 Each checkpoint is three files. A reader lists the table's folder and reads what it found, at any moment.
 """

@@ -863,9 +863,8 @@ def test_the_list_of_pipelines_says_what_was_last_and_what_is_pending(record: Po
 
 def held(record: PostgresRecord, pipeline: str, as_of: datetime | int | None = None) -> list[tuple[int, int, int]]:
     """Return what the sink held: checkpoint, revision, commit_seq."""
-    with record.engine.connect() as connection:
-        found = queries.promoted(connection, pipeline, "lake", as_of)
-        return [(p.key.checkpoint_id, p.key.revision, p.commit_seq) for p in found]
+    found = queries.promoted(record.engine, pipeline, "lake", as_of)
+    return [(p.key.checkpoint_id, p.key.revision, p.commit_seq) for p in found]
 
 
 def test_as_of_gives_what_was_committed_then_replaced_revisions_included(record: PostgresRecord, pipeline: str) -> None:
@@ -900,8 +899,7 @@ def test_as_of_the_very_moment_of_a_replacement_is_the_new_one(record: PostgresR
 def test_what_was_promoted_carries_the_attempt_and_its_manifest(record: PostgresRecord, pipeline: str) -> None:
     key = bring(record, make(record, pipeline), State.COMMITTED)
 
-    with record.engine.connect() as connection:
-        found = list(queries.promoted(connection, pipeline, "lake"))
+    found = list(queries.promoted(record.engine, pipeline, "lake"))
 
     assert found == [queries.Promoted(key, 1, MANIFEST, 1)]
     assert held(record, pipeline) == [(1, 1, 1)]

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from memory import MemoryRecord, MemorySink
 from model import LABELS, LEASE, PROLOGUES, TO_THE_END, Action, Limits, random_schedule, replay
-from promises import Violation
 from twophase.core.checkpoint import Key, Run
 from twophase.core.errors import ConfigError, StoreUnavailable
 from twophase.core.ports import Outcome
 from twophase.core.states import State
 
-#: What the shipped code is held to; the tests at the end hold what is still open.
-HELD = Limits(owners=False)
+#: What the shipped code is held to.
+HELD = Limits()
 
 numbers = st.integers(0, 5)
 kinds = st.sampled_from(
@@ -54,7 +53,7 @@ def test_schedules_with_habits_keep_every_promise(block: int) -> None:
 @pytest.mark.parametrize("block", range(2))
 def test_two_pending_promotions_keep_every_promise(block: int) -> None:
     """Up to two decided checkpoints may wait for a sink; they become visible in order."""
-    limits = Limits(owners=False, max_pending=2)
+    limits = Limits(max_pending=2)
     for seed in range(block * 40, block * 40 + 40):
         replay(random_schedule(seed, limits), limits)
 
@@ -148,7 +147,6 @@ def test_record_names_the_attempt_that_a_stopped_promoter_made_visible_after_a_r
     )
 
 
-@pytest.mark.xfail(strict=True, raises=Violation, reason="an attempt goes by state and epoch, not by its run")
 def test_open_revision_that_was_taken_over_gets_no_attempt_from_the_run_that_had_it_before() -> None:
     """Taking over what has no attempt yet leaves the epoch at 0, which does not keep the older run away."""
     replay(

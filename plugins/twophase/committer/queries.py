@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select, text, tuple_
+from sqlalchemy import Connection, Engine, func, select, text, tuple_
 
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Json, Key
@@ -23,6 +23,9 @@ COLUMNS = (
     "pipeline", "checkpoint_id", "revision", "state", "epoch", "kind", "slot", "commit_seq", "rows", "bytes",
     "created_at", "committed_at", "dag_id", "run_id", "error", "parked_reason",
 )  # fmt: skip
+
+#: Rows read at a time where a whole history is gone through.
+PAGE = 1000
 
 _LISTING = select(
     *(t.checkpoint.c.slot if name == "slot" else r[name] for name in COLUMNS),
@@ -58,9 +61,9 @@ def checkpoints(
     if state is not None:
         wanted &= r.state == state
     if isinstance(before, tuple):
-        wanted &= tuple_(r.checkpoint_id, r.revision) < before
+        wanted &= (tuple_(r.checkpoint_id, r.revision) < before) & (t.checkpoint.c.checkpoint_id <= before[0])
     elif before is not None:
-        wanted &= r.checkpoint_id < before
+        wanted &= (r.checkpoint_id < before) & (t.checkpoint.c.checkpoint_id < before)
     query = _LISTING.where(wanted).order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(limit)
     return [dict(row._mapping) for row in connection.execute(query)]
 
@@ -140,10 +143,11 @@ def names(connection: Connection) -> list[str]:
     return list(connection.execute(select(t.pipeline.c.name).order_by(t.pipeline.c.name)).scalars())
 
 
-def promoted(
-    connection: Connection, pipeline: str, sink: str, as_of: datetime | int | None = None
-) -> Iterator[Promoted]:
-    """Yield what a sink holds, or held at a time or a commit_seq: one revision per checkpoint, in commit order."""
+def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | None = None) -> Iterator[Promoted]:
+    """Yield what a sink holds, or held at a time or a commit_seq: one revision per checkpoint, in commit order.
+
+    It is read page by page, and no transaction is open while the caller works on one.
+    """
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
@@ -151,6 +155,7 @@ def promoted(
         .join(t.participant, join & (p.name == sink))
         .where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
         .order_by(r.commit_seq)
+        .limit(PAGE)
     )
     if as_of is None:
         query = query.where(r.state == State.COMMITTED)
@@ -165,8 +170,15 @@ def promoted(
             .exists()
         )
         query = query.where((r.commit_seq <= as_of) & r.committed_at.is_not(None) & ~replaced)
-    for row in connection.execution_options(yield_per=1000).execute(query):
-        yield Promoted(Key(pipeline, row.checkpoint_id, row.revision), row.attempt, row.manifest, row.commit_seq)
+    last = 0
+    while True:
+        with engine.connect() as connection:
+            page = connection.execute(query.where(r.commit_seq > last)).all()
+        for row in page:
+            yield Promoted(Key(pipeline, row.checkpoint_id, row.revision), row.attempt, row.manifest, row.commit_seq)
+        if len(page) < PAGE:
+            return
+        last = page[-1].commit_seq
 
 
 def last_schema(connection: Connection, pipeline: str, sink: str) -> list[list[str]] | None:

@@ -148,6 +148,9 @@ class Coordinator:
 
         def step(tx: Transaction) -> Revision:
             if not self._opened(tx, revision.key, epoch, token):
+                held = tx.revision(revision.key)
+                if held.run != revision.run:  # another run took it over, which leaves the epoch alone
+                    raise Fenced(_fenced("attempt", revision, held))
                 tx.move(
                     revision.key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease
                 )

@@ -301,20 +301,27 @@ class Files(Sink):
         return promoted
 
     def _staged(self, key: Key, place: _Place, marker: _Marker) -> tuple[Path | None, str]:
-        """Return where the staged output is, or why what is there cannot be promoted."""
-        problem = f"staged output {place.staged} is gone"
-        for look in (lambda: [place.staged], place.taken_by_others):
-            for folder in look():
+        """Return where the staged output is, or why what is there cannot be promoted.
+
+        Promoters may take it from each other meanwhile: only what two listings agree on is missing.
+        """
+        problem, before = f"staged output {place.staged} is gone", None
+        for _ in range(TRIES):
+            folders = [place.staged, *place.taken_by_others()] if before is None else before
+            for folder in folders:
                 if not (folder / str(marker)).exists():
                     continue
                 try:
                     self._check_files(folder, self._manifest(place, key, marker.attempt, marker.digest))
                 except FileNotFoundError:
-                    pass  # a promoter has just taken it: it is further on its way, or somebody removed it
+                    return folder, ""  # a promoter has just taken it: it is on its way
                 except ManifestMismatch as error:
                     problem = str(error)
                     continue
                 return folder, ""
+            before = [place.staged, *place.taken_by_others()]
+            if before == folders:
+                break
         return None, problem
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
