@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import random
 import signal
 import threading
 from collections import Counter, defaultdict
@@ -113,7 +112,11 @@ def sweep() -> None:
 
 
 def race(role: str, rounds: int, barrier: Barrier, results: SimpleQueue[tuple[int, str, str]]) -> None:
-    """Commit or abort the same pre-committed revision as another process does, round after round."""
+    """Commit or abort the same pre-committed revision as another process does, round after round.
+
+    Who won has to start a little later next time, so that soon either may win, however fast the machine is.
+    """
+    handicap = 0.0  # seconds, of the abort; below 0 of the commit
     with Runner(pipeline(), PreStaged()) as runner:
         for number in range(rounds):
             if role == "commit":
@@ -125,15 +128,15 @@ def race(role: str, rounds: int, barrier: Barrier, results: SimpleQueue[tuple[in
             newest = runner.coordinator.transact(lambda tx: tx.newest("words", None))
             assert newest is not None
             barrier.wait(PATIENCE)
-            results.put((number, role, _contest(role, runner.coordinator, newest)))
+            threading.Event().wait(max(0.0, handicap if role == "abort" else -handicap))
+            outcome = _contest(role, runner.coordinator, newest)
+            results.put((number, role, outcome))
+            handicap += 0.001 if outcome in {"ABORTED", "fenced"} else -0.001
             barrier.wait(PATIENCE)
 
 
 def _contest(role: str, coordinator: Coordinator, revision: Revision) -> str:
     """Return the state in which one contender saw the revision end; what fences it is the other's."""
-    # An abort has less to ask for: it comes up to a few statements later, so that either may win.
-    if role == "abort":
-        threading.Event().wait(random.uniform(0, 0.02))
     try:
         ended = coordinator.commit(revision) if role == "commit" else coordinator.abort(revision, "the race")
     except Fenced:

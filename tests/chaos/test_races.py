@@ -63,6 +63,7 @@ def test_of_an_abort_and_a_commit_exactly_one_wins(rounds: int, record: Postgres
             assert outcome["abort"] in {"COMMITTING", "COMMITTED"}
     assert won["abort"], "no abort ever won: this was no race"
     assert won["commit"], "no commit ever won: this was no race"
+    print("WON", won)
     check_winners(record, won)
     scenarios.drain()
     scenarios.check_end(record, rows)

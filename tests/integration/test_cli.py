@@ -350,7 +350,7 @@ def test_run_commits_one_checkpoint_and_tells_it(file: str) -> None:
     assert result.exit_code == 0
     assert re.search(r"words +1 +1 +COMMITTED +1 +10 ", result.stdout)
     assert "words/1 r1: attempt 1, staging" in result.stderr
-    assert "words/1 r1: committed, 10 rows" in result.stderr
+    assert "words/1 r1: committed, rows 10" in result.stderr
 
 
 def test_run_gives_what_was_committed_as_json(file: str) -> None:
