@@ -80,7 +80,7 @@ class PreStaged:
         rows = self.read(plan)
         staged = {}
         for name, write in plan.writes.items():
-            if not write["handle"]:
+            if write["handle"] is None:
                 continue
             sink = Sink.load(dict(write["sink"]))
             assert isinstance(sink, Files)

@@ -190,7 +190,7 @@ def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
 
     rows += lose_everywhere(how, scenarios.fail, FAILED, home, through, once=once)
 
-    with record.engine.connect() as connection:
+    with scenarios.looking(record) as connection:
         scenarios.check_story(connection)
         scenarios.check_finished(connection)
     assert not visible(scenarios.TABLES[0])

@@ -127,7 +127,7 @@ def both_stopped(record: PostgresRecord, home: Path, pairs: list[tuple[str, str]
                     if child.process.exitcode is None:
                         child.wake()
                     ended_well(child)
-        with record.engine.connect() as connection:
+        with scenarios.looking(record) as connection:
             scenarios.check_never_wrong(rows, connection)
             scenarios.check_once(connection)
         scenarios.check_all_there(rows)

@@ -63,7 +63,6 @@ def test_of_an_abort_and_a_commit_exactly_one_wins(rounds: int, record: Postgres
             assert outcome["abort"] in {"COMMITTING", "COMMITTED"}
     assert won["abort"], "no abort ever won: this was no race"
     assert won["commit"], "no commit ever won: this was no race"
-    print("WON", won)
     check_winners(record, won)
     scenarios.drain()
     scenarios.check_end(record, rows)
@@ -84,7 +83,7 @@ def check_winners(record: PostgresRecord, won: Counter[str]) -> None:
     assert states == Counter({"COMMITTED": won["commit"], "ABORTED": won["abort"]})
     assert (both, undecided) == ([], 0)
     assert promoted == won["commit"] * len(scenarios.TABLES)
-    with record.engine.connect() as connection:
+    with scenarios.looking(record) as connection:
         scenarios.check_once(connection)
         scenarios.check_finished(connection)
 

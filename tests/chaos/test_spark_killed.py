@@ -65,7 +65,7 @@ def test_a_driver_that_was_killed_while_it_staged_leaves_nothing(
     else:
         assert code == 1, run.said
         assert "Spark ended with code" in run.said
-        with record.engine.connect() as connection:
+        with scenarios.looking(record) as connection:
             scenarios.check_never_wrong(rows, connection)
             scenarios.check_story(connection)
     check_again(record, rows, home)
@@ -121,7 +121,7 @@ def test_nothing_of_spark_outlives_what_was_killed(
         assert run.wait(PATIENCE) == code, run.said
     _, alive = psutil.wait_procs(belonging, timeout=30)
     assert alive == []
-    with record.engine.connect() as connection:
+    with scenarios.looking(record) as connection:
         scenarios.check_never_wrong(rows, connection)
     check_again(record, rows, home)
 

@@ -42,7 +42,7 @@ class Context:
 def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None = None) -> dict[str, Json]:
     """Stage every write of an attempt; return each sink's summary. Nothing is written unless every schema fits."""
     sources = {name: Source.load(read["source"]) for name, read in plan.reads.items()}
-    sinks = {name: Sink.load(write["sink"]) for name, write in plan.writes.items() if write["handle"]}
+    sinks = {name: Sink.load(write["sink"]) for name, write in plan.writes.items() if write["handle"] is not None}
     function = _function(plan, transform)
     with _explained(plan, sources):
         reads = {name: source.read(spark, plan.fixed(name)) for name, source in sources.items()}
