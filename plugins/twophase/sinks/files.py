@@ -1,13 +1,4 @@
-"""A table of files: one folder per checkpoint, made visible by one rename.
-
-    <table>/checkpoint=00000017/dt=2026-11-15/part-….parquet     visible: readers see whole checkpoints only
-    <table>/checkpoint=00000017/_manifest.r1.a3.<xxh3>           the marker: empty, its name says all
-    <table>.twophase/manifests/00000017.r1.a3.json               the manifest, durable before the vote
-    <table>.twophase/staging/00000018.r1.a3.7c1e09ab/…           pre-committed, private to one attempt
-    <table>.twophase/taken/00000018.r1.a3.<uuid>/…               one promoter's own, on its way to the table (R1)
-
-Nothing unfinished is ever inside the table's folder: DuckDB and polars read folders that start with `_` too.
-"""
+"""A table of files: one folder per checkpoint, made visible by one rename. `layout` draws the folders."""
 
 from __future__ import annotations
 
@@ -19,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, ManifestMismatch, NoSpace
@@ -29,6 +20,7 @@ from twophase.core.ports import Outcome, Promotion
 from twophase.core.settings import data_path
 from twophase.sinks import disk
 from twophase.sinks.base import Attempt, Sink
+from twophase.sinks.layout import ATTEMPT, MARKER, Marker, Place
 from twophase.sinks.rows import COMPRESSIONS, FORMATS, count_rows
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
@@ -36,51 +28,6 @@ CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpa
 #: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
 TRIES = 20
 THREADS = 4
-
-_MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
-_ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
-
-
-class _Marker(NamedTuple):
-    """What a marker's name says."""
-
-    revision: int
-    attempt: int
-    digest: str
-
-    def __str__(self) -> str:
-        return f"_manifest.r{self.revision}.a{self.attempt}.{self.digest}"
-
-
-class _Place:
-    """Where one attempt's output is, was, or will be."""
-
-    def __init__(self, key: Key, handle: Json) -> None:
-        self.table = Path(handle["table"])
-        self.side = self.table.with_name(f"{self.table.name}.twophase")
-        self.name: str = handle["name"]
-        #: Digests that were voted for before a restage: what they stand for may still turn up (R10).
-        self.earlier: list[str] = handle.get("earlier", [])
-        self.prefix = self.name.rpartition(".")[0]
-        self.staged = self.side / "staging" / self.name
-        self.taken = self.side / "taken"
-        self.visible = self.table / f"checkpoint={key.checkpoint_id:08d}"
-
-    def manifest(self, key: Key, attempt: int) -> Path:
-        return self.side / "manifests" / f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.json"
-
-    @property
-    def reachable(self) -> bool:
-        """Say whether the table is there: it is not, if its storage is not mounted."""
-        return self.table.is_dir()
-
-    def taken_by_others(self) -> list[Path]:
-        """List the folders of this attempt that a promoter took and left."""
-        if not self.taken.is_dir():
-            return []
-        with os.scandir(self.taken) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(f"{self.prefix}.")]
-        return [self.taken / name for name in names if not name.endswith((".junk", ".dead"))]
 
 
 class Files(Sink):
@@ -161,7 +108,7 @@ class Files(Sink):
         if any(name.lower() == "checkpoint" for name in frame.columns):
             msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named 'checkpoint': the folder's is; rename it"
             raise ConfigError(msg)
-        place = _Place(key, handle)
+        place = Place(key, handle)
         writer = frame.write.format(self.format).options(
             **{
                 **(CSV if self.format == "csv" else {}),
@@ -177,7 +124,7 @@ class Files(Sink):
 
     def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
         """Make what lies in the staging folder durable, describe it in a manifest, and put the marker in."""
-        place = _Place(key, handle)
+        place = Place(key, handle)
         hit("stage.written")
         try:
             self._name_files(place.staged, f"part-r{key.revision}-a{attempt}-")
@@ -187,7 +134,7 @@ class Files(Sink):
             checksum = disk.digest(content)
             disk.create(place.manifest(key, attempt), content)
             hit("stage.manifest")
-            marker = place.staged / str(_Marker(key.revision, attempt, checksum))
+            marker = place.staged / str(Marker(key.revision, attempt, checksum))
             marker.touch()
             disk.fsync_folder(place.staged)
         except FileExistsError as error:
@@ -240,7 +187,7 @@ class Files(Sink):
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Compare the staged folder with its manifest before the vote, and see that its name in the table is free."""
-        place = _Place(key, handle)
+        place = Place(key, handle)
         marker = self._marker(key, place, manifest)
         if place.visible.exists():
             msg = f"checkpoint {key}: folder {place.visible} is there already, but not in this record; move it away"
@@ -250,7 +197,7 @@ class Files(Sink):
             raise ManifestMismatch(msg)
         self._check_files(place.staged, self._manifest(place, key, marker.attempt, marker.digest))
 
-    def _manifest(self, place: _Place, key: Key, attempt: int, digest: str) -> Manifest:
+    def _manifest(self, place: Place, key: Key, attempt: int, digest: str) -> Manifest:
         """Load a manifest, if it is the one that the digest stands for."""
         path = place.manifest(key, attempt)
         try:
@@ -281,13 +228,13 @@ class Files(Sink):
             if problem:
                 msg = f"checkpoint {manifest.key}: staged file {folder / file.path} {problem}; stage it again"
                 raise ManifestMismatch(msg)
-        return [path for path in found if not _MARKER.fullmatch(path)]
+        return [path for path in found if not MARKER.fullmatch(path)]
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands without changing it."""
-        place = _Place(key, handle)
+        place = Place(key, handle)
         if not place.reachable:
             return Promotion(Outcome.RETRY_LATER, f"folder {place.table} is not there; is it mounted?")
         marker = self._marker(key, place, manifest)
@@ -300,7 +247,7 @@ class Files(Sink):
             promoted = self._promoted(key, place, marker) or Promotion(Outcome.FAILED, problem)
         return promoted
 
-    def _staged(self, key: Key, place: _Place, marker: _Marker) -> tuple[Path | None, str]:
+    def _staged(self, key: Key, place: Place, marker: Marker) -> tuple[Path | None, str]:
         """Return where the staged output is, or why what is there cannot be promoted.
 
         Promoters may take it from each other meanwhile: only what two listings agree on is missing.
@@ -326,7 +273,7 @@ class Files(Sink):
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Take the staged folder, check it, rename it into the table; start over whenever another was faster (R1)."""
-        place = _Place(key, handle)
+        place = Place(key, handle)
         if not place.reachable:
             return self.find(key, handle, manifest)
         marker = self._marker(key, place, manifest)
@@ -351,20 +298,20 @@ class Files(Sink):
                 return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
         return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
 
-    def _marker(self, key: Key, place: _Place, manifest: Json) -> _Marker:
-        match = _ATTEMPT.fullmatch(place.name)
-        return _Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
+    def _marker(self, key: Key, place: Place, manifest: Json) -> Marker:
+        match = ATTEMPT.fullmatch(place.name)
+        return Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
 
-    def _promoted(self, key: Key, place: _Place, marker: _Marker) -> Promotion | None:
+    def _promoted(self, key: Key, place: Place, marker: Marker) -> Promotion | None:
         """Read the marker back; None: nothing is visible under this checkpoint's name."""
-        found: _Marker | None = marker
+        found: Marker | None = marker
         if not (place.visible / str(marker)).exists():
             try:
                 names = [entry.name for entry in place.visible.iterdir()]
             except FileNotFoundError:
                 return None
-            matches = [match for match in map(_MARKER.fullmatch, names) if match]
-            found = _Marker(int(matches[0][1]), int(matches[0][2]), matches[0][3]) if matches else None
+            matches = [match for match in map(MARKER.fullmatch, names) if match]
+            found = Marker(int(matches[0][1]), int(matches[0][2]), matches[0][3]) if matches else None
         ours = found is not None and (found == marker or found.revision > key.revision or found.digest in place.earlier)
         if found is None or not ours:
             holder = f"the marker {found}" if found else "no marker"
@@ -381,7 +328,7 @@ class Files(Sink):
         hit("promote.durable")
         return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
 
-    def _take(self, place: _Place, marker: _Marker) -> Path | None:
+    def _take(self, place: Place, marker: Marker) -> Path | None:
         """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
         for source in (place.staged, *place.taken_by_others()):
             mine = place.taken / f"{place.prefix}.{uuid.uuid4().hex}"
@@ -395,7 +342,7 @@ class Files(Sink):
             mine.rename(mine.with_name(f"{mine.name}.junk"))
         return None
 
-    def _check_taken(self, key: Key, place: _Place, mine: Path, marker: _Marker) -> None:
+    def _check_taken(self, key: Key, place: Place, mine: Path, marker: Marker) -> None:
         """Check a taken folder against its manifest, and remove what a straggling task left in it."""
         manifest = self._manifest(place, key, marker.attempt, marker.digest)
         try:
@@ -409,7 +356,7 @@ class Files(Sink):
                 raise
             # another promoter took it from us: `_show` finds it gone and we start over
 
-    def _show(self, place: _Place, mine: Path) -> bool:
+    def _show(self, place: Place, mine: Path) -> bool:
         """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
         try:
             disk.rename_new(mine, place.visible)
@@ -420,7 +367,7 @@ class Files(Sink):
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
-        place = _Place(key, handle)
+        place = Place(key, handle)
         for left in self._attempts(place.side):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
@@ -439,7 +386,7 @@ class Files(Sink):
             with os.scandir(side / name) as entries:
                 found = [(entry.name, entry.path) for entry in entries]
             for entry, path in found:
-                if match := _ATTEMPT.fullmatch(entry):
+                if match := ATTEMPT.fullmatch(entry):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
 
     def remove(self, left: Attempt) -> None:
@@ -451,14 +398,14 @@ class Files(Sink):
 
     def _is_visible(self, left: Attempt) -> bool:
         table = Path(left.path).parents[1]
-        marker = _Marker(left.revision, left.attempt, disk.digest(Path(left.path).read_bytes()))
+        marker = Marker(left.revision, left.attempt, disk.digest(Path(left.path).read_bytes()))
         visible = table.with_name(table.name.removesuffix(".twophase")) / f"checkpoint={left.checkpoint_id:08d}"
         return (visible / str(marker)).exists()
 
     def verify(self, key: Key, attempt: int, manifest: Json) -> Iterator[str]:
         """Compare a committed revision with its folder, byte by byte."""
-        place = _Place(key, self.place(key, attempt, "verify"))
-        marker = _Marker(key.revision, attempt, manifest["digest"])
+        place = Place(key, self.place(key, attempt, "verify"))
+        marker = Marker(key.revision, attempt, manifest["digest"])
         if not (place.visible / str(marker)).exists():
             yield f"{place.visible} has no marker {marker}"
             return
@@ -504,6 +451,6 @@ class Files(Sink):
 
     def files(self, key: Key, attempt: int, manifest: Json) -> list[str]:
         """List the files of a committed revision, from its manifest."""
-        place = _Place(key, self.place(key, attempt, "read"))
+        place = Place(key, self.place(key, attempt, "read"))
         found = self._manifest(place, key, attempt, manifest["digest"])
         return [f"{place.visible}/{file.path}" for file in found.files]
