@@ -48,9 +48,15 @@ def postmaster() -> int:
     return pid
 
 
-def check(rows: list[Row]) -> None:
+def check(rows: list[Row], *, end: bool) -> None:
+    """Every row is there, once, and the story holds; at the end also every byte, and nothing is left."""
     record = open_record(may_start=True)
-    scenarios.check_end(record, rows)
+    scenarios.check_all_there(rows)
+    with scenarios.looking(record) as connection:
+        scenarios.check_story(connection)
+        scenarios.check_once(connection)
+    if end:
+        scenarios.check_end(record, rows)
     record.engine.dispose()
 
 
@@ -85,7 +91,8 @@ def kill_everywhere(own: Path, chosen: Callable[[list[str]], list[int]], *, outs
         child, more = killed_at(nth, number, own, outside=outside)
         rows += more
         assert len(moments(child)) > nth, f"moment {nth} {known[nth - 1]}: not reached\n{child.said}"
-        check(rows)
+        check(rows, end=False)
+    check(rows, end=True)
 
 
 def every(known: list[str]) -> list[int]:

@@ -14,6 +14,8 @@ from pathlib import Path
 CHUNK = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+#: Linux with a C library that has it; elsewhere a plain rename, which refuses a folder that is not empty.
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
 
 
 def fsync_folder(path: Path | str) -> None:
@@ -75,12 +77,8 @@ def create(path: Path, content: bytes) -> None:
 
 def rename_new(source: Path, target: Path) -> None:
     """Rename a folder onto a name that must not exist, in one atomic step; FileExistsError if it does."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(libc, "renameat2"):
-            _rename_plain(source, target)
-            return
-        done = libc.renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+    if _renameat2 is not None:
+        done = _renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
         if done == 0:
             return
         code = ctypes.get_errno()
