@@ -76,11 +76,11 @@ class Pipeline:
 
     def _check_locations(self) -> None:
         """Refuse overlapping folders: one output inside another, or inside an input, would be read as part of it."""
-        places = [(f"write {name!r}", sink.location()) for name, sink in self.writes.items()]
+        places = [(f"write {name!r}", where) for name, sink in self.writes.items() for where in sink.folders()]
         places += [(f"read {name!r}", where) for name, source in self.reads.items() for where in source.folders()]
         for number, (one, here) in enumerate(places):
             for other, there in places[number + 1 :]:
-                if one.startswith("read") and other.startswith("read"):
+                if one == other or (one.startswith("read") and other.startswith("read")):
                     continue
                 if PurePath(here).is_relative_to(there) or PurePath(there).is_relative_to(here):
                     where = here if here == there else f"{here} and {there}"

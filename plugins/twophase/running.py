@@ -9,10 +9,10 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from twophase.core import errors
-from twophase.core.checkpoint import Json, Participant, Revision, Run
+from twophase.core.checkpoint import Input, Json, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import (
     AttemptFailed,
@@ -36,7 +36,8 @@ from twophase.spark.plan import Plan
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twophase.committer.record import PostgresRecord
+    from twophase.committer.record import PostgresRecord, PostgresTransaction
+    from twophase.core.ports import Transaction
     from twophase.pipeline import Pipeline, Transform
 
 log = logging.getLogger("twophase")
@@ -202,9 +203,15 @@ class Runner:
     def _plan(self, attempt: Revision, participants: list[Participant]) -> Plan:
         from twophase.committer import queries
 
-        with self.record.transaction() as tx:
-            inputs = tx.inputs(self.pipeline.name, attempt.checkpoint_id)
-            schemas = {w: queries.last_schema(tx.connection, self.pipeline.name, w) for w in self.pipeline.writes}
+        def look(tx: Transaction) -> tuple[Mapping[str, Input], dict[str, list[list[str]] | None]]:
+            found = cast("PostgresTransaction", tx)
+            inputs = found.inputs(self.pipeline.name, attempt.checkpoint_id)
+            return inputs, {
+                write: queries.last_schema(found.connection, self.pipeline.name, write)
+                for write in self.pipeline.writes
+            }
+
+        inputs, schemas = self.coordinator.transact(look)
         declared = self.pipeline.declaration()
         handles = {p.name: p.handle for p in participants}
         return Plan(
@@ -258,8 +265,12 @@ def enter(record: PostgresRecord, pipeline: Pipeline) -> None:
     from twophase.committer.registry import register
 
     outputs = {name: sink.location() for name, sink in pipeline.writes.items()}
-    with record.transaction() as tx:
-        register(tx.connection, pipeline.name, pipeline.declaration(), outputs, pipeline.changes)
+
+    def step(tx: Transaction) -> None:
+        connection = cast("PostgresTransaction", tx).connection
+        register(connection, pipeline.name, pipeline.declaration(), outputs, pipeline.changes)
+
+    coordinator(record, pipeline).transact(step)
 
 
 def coordinator(record: PostgresRecord, pipeline: Pipeline) -> Coordinator:

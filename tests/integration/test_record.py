@@ -951,7 +951,7 @@ def test_registering_again_changes_nothing(record: PostgresRecord, place: str) -
     assert owner(record, place) == name
 
 
-@pytest.mark.parametrize("suffix", ["", "/inside", "/deeper/inside"])
+@pytest.mark.parametrize("suffix", ["", "/inside", "/deeper/inside", ".twophase", ".twophase/staging"])
 def test_two_pipelines_cannot_share_a_table(record: PostgresRecord, place: str, suffix: str) -> None:
     first, second = fresh(), fresh()
     put(record, first, {"lake": place})
@@ -971,7 +971,7 @@ def test_a_table_cannot_be_put_around_another(record: PostgresRecord, place: str
         put(record, second, {"out": place})
 
 
-@pytest.mark.parametrize("sibling", ["_2", "%", "2/inside", ".twophase"])
+@pytest.mark.parametrize("sibling", ["_2", "%", "2/inside", ".archive"])
 def test_a_table_beside_another_is_fine(record: PostgresRecord, place: str, sibling: str) -> None:
     first, second = fresh(), fresh()
     put(record, first, {"lake": place})

@@ -140,8 +140,15 @@ def test_two_reads_may_share_a_folder() -> None:
 @pytest.mark.parametrize("path", ["lake/words.twophase", "lake/words.twophase/staging"])
 def test_a_write_cannot_share_the_folder_beside_another_table(path: str) -> None:
     """What is staged there would be read as part of the other table, and swept with it."""
-    with pytest.raises(ConfigError, match=r"\*\.twophase"):
+    with pytest.raises(ConfigError, match=r"overlap"):
         declare(writes={"a": sinks.Files("lake/words"), "b": sinks.Files(path)})
+
+
+def test_the_run_folder_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is `.twophase`, the ending of the folders beside tables."""
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path / ".twophase"))
+
+    assert declare(writes={"a": sinks.Files("lake/a"), "b": sinks.Files("lake/b")}).name
 
 
 def test_a_write_cannot_share_the_archive_of_a_read() -> None:

@@ -74,6 +74,7 @@ def _own(connection: Connection, name: str, outputs: Mapping[str, str]) -> None:
 
 
 def _above(location: str) -> list[str]:
-    """Return a location and everything it is inside of."""
+    """Return a location and everything it is inside of, tables whose folder beside them it is inside of included."""
     parts = location.split("/")
-    return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    above = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return above + [path.removesuffix(".twophase") for path in above if path.endswith(".twophase")]

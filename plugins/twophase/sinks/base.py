@@ -46,6 +46,10 @@ class Sink(Declared):
     def location(self) -> str:
         """Return what nobody else may write to: two pipelines on one location are refused."""
 
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders that are this sink's own: nothing else may be read from or written into them."""
+        return ()
+
     def prepare(self) -> None:
         """Check, before anything is recorded, that this sink can be written to; create what must exist."""
 

@@ -49,9 +49,6 @@ class Files(Sink):
         if re.match(r"[a-z][a-z0-9+.-]*://", self.path):
             msg = f"sinks.Files {self.path!r}: it needs atomic folder rename; on object stores use Delta or Iceberg"
             raise ConfigError(msg)
-        if any(part.endswith(".twophase") for part in self.path.split("/")):
-            msg = f"sinks.Files {self.path!r}: folders named *.twophase are kept beside tables; choose another path"
-            raise ConfigError(msg)
         if format not in FORMATS:
             msg = f"sinks.Files {self.path!r}: unknown format {format!r}, expected {', '.join(FORMATS)}"
             raise ConfigError(msg)
@@ -72,6 +69,10 @@ class Files(Sink):
     def location(self) -> str:
         """Return the table's folder."""
         return str(data_path(self.path))
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the table's folder, and the one beside it."""
+        return (self.location(), f"{self.location()}.twophase")
 
     def by_position(self) -> bool:
         """CSV readers know columns by position."""
