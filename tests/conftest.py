@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,14 +62,30 @@ def server() -> Iterator[str]:
     shutil.rmtree(home)
 
 
-@pytest.fixture
-def dsn(server: str) -> Iterator[str]:
-    """Return a database of this test's own, with an empty record."""
+@contextmanager
+def database(server: str) -> Iterator[str]:
+    """Make a database with an empty record; drop it at the end."""
     name = f"test_{uuid.uuid4().hex}"
     place = server.rpartition("/")[0]
     administer(f"{place}/postgres", f"CREATE DATABASE {name} TEMPLATE template_record STRATEGY file_copy")
     yield f"{place}/{name}"
     administer(f"{place}/postgres", f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def dsn(server: str) -> Iterator[str]:
+    """Return a database of this test's own, with an empty record."""
+    with database(server) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_record(server: str) -> Iterator[PostgresRecord]:
+    """Return one record for a module whose tests each have a pipeline of their own in it."""
+    with database(server) as made:
+        opened = PostgresRecord.open(made, who="test")
+        yield opened
+        opened.engine.dispose()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
@@ -62,7 +61,7 @@ class Pipeline:
             raise ConfigError(msg)
         self._check_locations()
 
-    def _check_parts(self, what: str, parts: Mapping[str, Any], kind: type[Declared]) -> None:
+    def _check_parts(self, what: str, parts: Mapping[str, Any], kind: type[Any]) -> None:
         if not parts:
             msg = f"pipeline {self.name!r}: expected at least one {what}, found none"
             raise ConfigError(msg)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from twophase.committer.record import PostgresRecord
 from twophase.core.states import ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: How a revision gets into each state, step by step.
@@ -34,19 +34,9 @@ ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 
 
 @pytest.fixture(scope="module")
-def engine(server: str) -> Iterator[Engine]:
+def engine(shared_record: PostgresRecord) -> Engine:
     """Return one database for the module; each test rolls back what it did."""
-    name = f"test_{uuid.uuid4().hex}"
-    base = server.rpartition("/")[0]
-    admin = create_engine(f"{base}/postgres", isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template_record"))
-    made = create_engine(f"{base}/{name}")
-    yield made
-    made.dispose()
-    with admin.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    admin.dispose()
+    return shared_record.engine
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import make_url, text
 
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord, PostgresTransaction
@@ -28,19 +28,9 @@ MANIFEST = {"digest": "0" * 16, "rows": 10, "bytes": 100, "files": 1, "schema": 
 
 
 @pytest.fixture(scope="module")
-def record(server: str) -> Iterator[PostgresRecord]:
+def record(shared_record: PostgresRecord) -> PostgresRecord:
     """Return one record for the module: each test has a pipeline of its own in it."""
-    name = f"test_{uuid.uuid4().hex}"
-    base = server.rpartition("/")[0]
-    admin = create_engine(f"{base}/postgres", isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template_record"))
-    opened = PostgresRecord.open(f"{base}/{name}", who="test")
-    yield opened
-    opened.engine.dispose()
-    with admin.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    admin.dispose()
+    return shared_record
 
 
 @pytest.fixture

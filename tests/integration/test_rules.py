@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from factories import SCHEMA, land_words, stage_rows, visible, words_pipeline
 from twophase import Pipeline
@@ -183,19 +183,9 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def record(server: str) -> Iterator[PostgresRecord]:
+def record(shared_record: PostgresRecord) -> PostgresRecord:
     """Return one record for the module: each test has a pipeline of its own in it."""
-    name = f"test_{uuid.uuid4().hex}"
-    base = server.rpartition("/")[0]
-    admin = create_engine(f"{base}/postgres", isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template_record"))
-    opened = PostgresRecord.open(f"{base}/{name}", who="test")
-    yield opened
-    opened.engine.dispose()
-    with admin.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    admin.dispose()
+    return shared_record
 
 
 @pytest.fixture

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 from twophase.core.errors import ConfigError
 
 
-class Declared:
+class Declared(ABC):
     """A source or sink: built from JSON-able arguments, which are all that the record keeps of it."""
 
+    @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal one; no secrets."""
-        raise NotImplementedError
 
     def declaration(self) -> dict[str, Any]:
         """Return what the record keeps: the class by import path, and its arguments."""
