@@ -399,9 +399,26 @@ def test_root_runs_it_as_an_unprivileged_account(home: Path, dsn: str) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can start the server as another account")
-def test_folder_that_the_account_cannot_enter_is_named(home: Path) -> None:
-    """Below a closed folder root gets the name of that folder and the remedy, and no data."""
+def test_closed_run_folder_stays_closed_and_the_server_has_a_place_of_its_own(home: Path) -> None:
+    """A folder from mktemp lets nobody but root in: then only a link to the server's folder is in it."""
     home.mkdir(mode=0o700)
+
+    dsn = postgres.ensure()
+    place = (home / "postgres").resolve()
+
+    assert postgres.running() == dsn
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert place.parent == Path("/var/lib/twophase")
+    assert (place / "password").stat().st_mode & 0o777 == 0o600
+    postgres.stop()
+    shutil.rmtree(place)
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can start the server as another account")
+def test_folder_that_the_account_cannot_enter_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a closed folder, with no other place to be had, root gets the folder's name and the remedy, and no data."""
+    home.mkdir(mode=0o700)
+    monkeypatch.setattr(postgres, "_ELSEWHERE", Path("/proc/twophase"))
 
     with pytest.raises(ConfigError, match=rf"cannot enter {home}; set TWOPHASE_HOME to a folder others may enter"):
         postgres.ensure()

@@ -71,10 +71,10 @@ def check(account: Account, folder: Path, program: Path) -> None:
     if not account.switches:
         return
     who = f"embedded postgres: started by root it runs as uid {account.uid}, which cannot"
-    if not _can_pass(account, folder):
+    if not can_pass(account, folder):
         msg = f"{who} enter {_barrier(account, folder)}; set TWOPHASE_HOME to a folder others may enter"
         raise ConfigError(msg)
-    if not _can_pass(account, program):
+    if not can_pass(account, program):
         msg = (
             f"{who} execute {program} because of {_barrier(account, program)}; "
             "install the package in a folder others may enter, or set TWOPHASE_DSN"
@@ -82,7 +82,7 @@ def check(account: Account, folder: Path, program: Path) -> None:
         raise ConfigError(msg)
 
 
-def _can_pass(account: Account, path: Path) -> bool:
+def can_pass(account: Account, path: Path) -> bool:
     """Ask the system itself, as that account: mode bits are not the whole truth."""
     command = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
     done = subprocess.run(
@@ -100,6 +100,6 @@ def _can_pass(account: Account, path: Path) -> bool:
 def _barrier(account: Account, path: Path) -> Path:
     """Return the outermost part of the path that the account cannot pass."""
     for part in [*reversed(path.parents), path]:
-        if not _can_pass(account, part):
+        if not can_pass(account, part):
             return part
     return path

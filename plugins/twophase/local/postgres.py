@@ -40,6 +40,8 @@ DATABASE = "twophase"
 
 _HOST = "127.0.0.1"
 _POLL = 0.05
+#: Where services keep their state; used only by root, and only if the run folder is closed to the server's account.
+_ELSEWHERE = Path("/var/lib/twophase")
 _START_SECONDS = 90.0
 #: Longer than anything its holder does, so that it ends only when a holder hangs.
 _LOCK_SECONDS = 240.0
@@ -94,6 +96,7 @@ def ensure() -> str:
     dsn = running()
     if dsn is not None:
         return dsn
+    _settle(settings.home() / "postgres")
     folder = _folder()
     with _locked(folder) as lock:
         account = accounts.of(folder / "data")
@@ -196,6 +199,31 @@ def _password(folder: Path) -> str:
 def _dsn(folder: Path, postmaster: _Postmaster, database: str = DATABASE) -> str:
     """Return the SQLAlchemy URL of a database of the server."""
     return f"postgresql+psycopg2://{ROLE}:{_password(folder)}@{_HOST}:{postmaster.port}/{database}"
+
+
+# --- the place -------------------------------------------------------------------------------------------------------
+
+
+def _settle(link: Path) -> None:
+    """Give the server a place that its account can enter, if it is to be another one and the run folder is closed.
+
+    Run as root, PostgreSQL works as an unprivileged account. A run folder that only root may enter stays closed: the
+    server's own folder goes where services keep theirs, and the run folder gets a link to it.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    account = accounts.of(link / "data")
+    if not account.switches or os.path.lexists(link) or accounts.can_pass(account, link.parent):
+        return
+    try:
+        _ELSEWHERE.mkdir(mode=0o755, parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix="postgres-", dir=_ELSEWHERE))
+    except OSError:
+        return  # then `accounts.check` says which folder is closed
+    place.chmod(0o711)
+    try:
+        link.symlink_to(place)
+    except FileExistsError:  # another process was faster
+        place.rmdir()
 
 
 # --- creating --------------------------------------------------------------------------------------------------------
