@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from twophase.core import errors
 from twophase.core.checkpoint import Input, Json, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
+from twophase.core.declared import import_path
 from twophase.core.errors import (
     AttemptFailed,
     Busy,
@@ -27,7 +29,7 @@ from twophase.core.errors import (
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
-from twophase.core.settings import lease_seconds
+from twophase.core.settings import lease_seconds, spark_jobs
 from twophase.core.states import State
 from twophase.local.opening import open_record
 from twophase.maintenance import run_folder
@@ -298,12 +300,22 @@ class InProcess:
         from twophase.spark.stage import stage
 
         hit("submit.before")
+        transform = self._import(self.transform) if isinstance(self.transform, str) else self.transform
         hit("submit.planned")
-        staged: Mapping[str, Json] = stage(
-            self.spark, plan, None if isinstance(self.transform, str) else self.transform
-        )
+        staged: Mapping[str, Json] = stage(self.spark, plan, transform)
         hit("stage.after")
         return staged
+
+    def _import(self, path: str) -> Callable[..., Any]:
+        """Return the function that a transform names, from spark_jobs/ as in a submission; executors get it too."""
+        folder = spark_jobs()
+        if folder.is_dir():
+            if str(folder) not in sys.path:
+                sys.path.insert(0, str(folder))
+            for job in sorted(folder.glob("*.py")):
+                self.spark.sparkContext.addPyFile(str(job))
+        found: Callable[..., Any] = import_path(path)
+        return found
 
 
 class Submitted:

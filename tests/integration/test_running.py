@@ -69,6 +69,19 @@ def test_a_run_commits_what_landed_and_says_so(spark: SparkSession, home: Path, 
     ]
 
 
+def test_a_transform_is_found_in_spark_jobs_in_this_process_too(
+    spark: SparkSession, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A string names the same function with `spark=` as in a submission, and its functions reach the executors."""
+    monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(Path(__file__).parents[1] / "jobs"))
+    land_words()
+
+    done = twophase.run(words_pipeline(transform="versions:with_function"), spark)
+
+    assert done is not None
+    assert {row["shout"] for row in visible("lake/words")} == {f"W{i}" for i in range(7)}
+
+
 def test_a_run_without_new_input_records_nothing(spark: SparkSession, home: Path, record: PostgresRecord) -> None:
     assert twophase.run(words_pipeline(transform=copy), spark) is None
 

@@ -16,6 +16,16 @@ def transform(words: DataFrame, spark: SparkSession) -> DataFrame:
     return words.withColumn("spark", F.lit(spark.version)).withColumn("java", F.lit(java))
 
 
+def with_function(words: DataFrame) -> DataFrame:
+    """Run a Python function of this module in the executors."""
+    return words.withColumn("shout", F.udf(shout, "string", useArrow=False)(F.col("word")))
+
+
+def shout(word: str) -> str:
+    """Say it louder."""
+    return word.upper()
+
+
 def broken(words: DataFrame) -> DataFrame:
     """Fail, as a user's mistake would."""
     return words.select("no_such_column")
