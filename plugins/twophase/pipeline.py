@@ -10,10 +10,9 @@ from typing import Any
 from twophase.core.errors import ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
+from twophase.spark.stage import RESERVED
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-#: Parameters of a transform that are not reads.
-RESERVED = ("spark", "state", "context")
 
 Transform = str | Callable[..., Any]
 
@@ -44,7 +43,7 @@ class Pipeline:
             raise ConfigError(msg)
         self._check_parts("read", self.reads, Source)
         self._check_parts("write", self.writes, Sink)
-        for reserved in RESERVED:
+        for reserved in sorted(RESERVED):
             if reserved in self.reads:
                 msg = (
                     f"pipeline {self.name!r}: a read cannot be named {reserved!r}: transforms get something else by it"
