@@ -19,6 +19,8 @@ from twophase.core.manifest import Column
 from twophase.core.settings import data_path
 from twophase.sinks.base import Sink
 from twophase.sinks.files import Files
+from twophase.sources.base import Source
+from twophase.sources.reading import FixedFiles
 from twophase.spark.plan import Plan
 
 Row = dict[str, Any]
@@ -61,54 +63,79 @@ def words_pipeline(
 
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"), Column("frequency", "bigint"))
+BAD_SCHEMA = (Column("reason", "string"), Column("raw", "string"), Column("file", "string"), Column("line", "bigint"))
+
+
+Change = Callable[[list[Row], Plan], list[Row]]
 
 
 class PreStaged:
     """Stages without Spark: copies the fixed input with pyarrow, then seals it as after a Spark job.
 
-    Everything but the Spark job itself is the shipped code, so hundreds of crashes fit in minutes.
+    Everything but the Spark job itself is the shipped code, so hundreds of crashes fit in minutes. Lines that are no
+    JSON go to the quarantine, if the plan has one.
     """
 
-    def __init__(self, files: int = 2, schema: Sequence[Column] = SCHEMA) -> None:
+    def __init__(self, files: int = 2, schema: Sequence[Column] = SCHEMA, change: Change | None = None) -> None:
         self.files = files
         self.schema = tuple(schema)
+        self.change = change
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
         hit("submit.before")
         plan.write(folder / "plan.json")
         hit("submit.planned")
-        rows = self.read(plan)
+        rows, bad = self.read(plan)
+        rows = self.change(rows, plan) if self.change else rows
         staged = {}
         for name, write in plan.writes.items():
             if write["handle"] is None:
                 continue
             sink = Sink.load(dict(write["sink"]))
             assert isinstance(sink, Files)
+            aside = write.get("quarantine") is not None
+            schema = BAD_SCHEMA if aside else self.schema
             hit("stage.before")
-            stage_rows(sink, write["handle"], f"part-r{plan.revision}-a{plan.attempt}", rows, self.files)
-            staged[name] = sink.seal(plan.key, plan.attempt, name, write["handle"], self.schema)
+            prefix = f"part-r{plan.revision}-a{plan.attempt}"
+            stage_rows(sink, write["handle"], prefix, bad if aside else rows, self.files, schema)
+            staged[name] = sink.seal(plan.key, plan.attempt, name, write["handle"], schema)
         hit("stage.after")
         return staged
 
-    def read(self, plan: Plan) -> list[Row]:
-        base = Path(plan.reads["words"]["source"]["path"])
-        return [
-            json.loads(line)
-            for file in plan.fixed("words").files
-            for line in (base / file.path).read_text().splitlines()
-        ]
+    def read(self, plan: Plan) -> tuple[list[Row], list[Row]]:
+        """Return the rows of every read, and what is none."""
+        rows: list[Row] = []
+        bad: list[Row] = []
+        for name, read in plan.reads.items():
+            source, fixed = Source.load(dict(read["source"])), plan.fixed(name)
+            if fixed.outputs:
+                upstream = Sink.load(dict((fixed.upstream or {})["sink"]))
+                assert isinstance(upstream, Files)
+                for output in fixed.outputs:
+                    for path in upstream.files(output):
+                        rows += pq.ParquetFile(path).read().to_pylist()
+            elif fixed.files:
+                assert isinstance(source, FixedFiles)
+                for path in source.paths(fixed):
+                    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+                        try:
+                            rows.append(json.loads(line))
+                        except ValueError as error:
+                            bad.append({"reason": str(error), "raw": line, "file": Path(path).name, "line": number})
+        return rows, bad
 
 
-def stage_rows(sink: Files, handle: Json, prefix: str, rows: list[Row], files: int) -> None:
+def stage_rows(  # noqa: PLR0917 - as a Spark job has them
+    sink: Files, handle: Json, prefix: str, rows: list[Row], files: int, schema: Sequence[Column] | None = None
+) -> None:
     """Write rows as a few Parquet files into an attempt's staging folder."""
     folder = Path(handle["table"] + ".twophase") / "staging" / handle["name"]
     folder.mkdir(parents=True)
+    types = {"bigint": pa.int64(), "string": pa.string()}
+    columns = pa.schema([(name, types[kind]) for name, kind in schema or SCHEMA])
     for number in range(files):
-        table = pa.Table.from_pylist(rows[number::files] or rows[:0], schema=ARROW)
+        table = pa.Table.from_pylist(rows[number::files] or rows[:0], schema=columns)
         pq.write_table(table, folder / f"{prefix}-{number:05d}.parquet")
-
-
-ARROW = pa.schema([("id", pa.int64()), ("word", pa.string()), ("frequency", pa.int64())])
 
 
 def visible(table: str) -> list[Row]:

@@ -9,14 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.failpoints import hit
 from twophase.core.settings import home
-from twophase.core.states import ENDED
+from twophase.core.states import ENDED, State
 from twophase.core.sweeping import why_dead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from twophase.committer.record import PostgresRecord
     from twophase.core.checkpoint import Revision
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 BATCH = 500
 
 
-class Swept(NamedTuple):
+class Removed(NamedTuple):
     """One thing that was removed, or would be, and why."""
 
     pipeline: str
@@ -54,9 +55,11 @@ def load(record: PostgresRecord, name: str) -> Pipeline:
         return Pipeline.from_declaration(name, queries.declaration(connection, name))
 
 
-def sweep(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False) -> Iterator[Swept]:
+def sweep(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False) -> Iterator[Removed]:
     """Remove what the record says is dead; yield each thing as it goes. May be killed anywhere and run again."""
-    for name, sink in pipeline.writes.items():
+    expired = _expire(record, pipeline, dry_run=dry_run)
+    for name, sink in pipeline.sinks.items():
+        yield from _sweep_superseded(record, pipeline.name, name, sink, expired, dry_run=dry_run)
         left = sink.attempts()
         while batch := list(islice(left, BATCH)):
             for attempt, why in _dead(record, pipeline.name, name, sink, batch):
@@ -64,8 +67,62 @@ def sweep(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False) 
                     hit("sweep.before")
                     sink.remove(attempt)
                     hit("sweep.after")
-                yield Swept(pipeline.name, name, attempt.path, why)
+                yield Removed(pipeline.name, name, attempt.path, why)
+    yield from _sweep_events(record, pipeline, dry_run=dry_run)
     yield from _sweep_runs(record, pipeline.name, dry_run=dry_run)
+
+
+def _expire(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> dict[Key, datetime]:
+    """Record which superseded revisions go, before anything of them is touched; return when they were replaced."""
+    from twophase.committer import retention
+
+    with record.engine.connect() as connection:
+        found = retention.expired(connection, pipeline.name, pipeline.retention)
+    for key, at in found if not dry_run else ():
+        with record.transaction() as tx:
+            if retention.mark_swept(tx.connection, key):
+                tx.note(key, "swept", f"replaced at {at:%Y-%m-%d %H:%M} UTC, kept for {pipeline.retention.superseded}")
+            hit("sweep.inside")
+        hit("sweep.swept")
+    return dict(found)
+
+
+def _sweep_superseded(  # noqa: PLR0913 - whose, and which
+    record: PostgresRecord, pipeline: str, name: str, sink: Sink, expired: Mapping[Key, datetime], *, dry_run: bool
+) -> Iterator[Removed]:
+    """Remove the output of superseded revisions that are recorded as swept."""
+    left = sink.superseded()
+    while batch := list(islice(left, BATCH)):
+        found = _revisions(record, pipeline, {old.checkpoint_id for old in batch})
+        for old in batch:
+            key = Key(pipeline, old.checkpoint_id, old.revision)
+            if key not in found or not (found[key].swept or (dry_run and key in expired)):
+                continue
+            if not dry_run:
+                sink.forget(old)
+                hit("sweep.forgotten")
+            yield Removed(pipeline, name, old.path, "a later revision took its place, its retention is over")
+
+
+def _sweep_events(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> Iterator[Removed]:
+    """Delete the events of ended revisions when their retention is over, some at a time."""
+    from twophase.committer import retention
+
+    age = pipeline.retention.events_for
+    count = 0
+    if dry_run:
+        with record.engine.connect() as connection:
+            count = retention.old_events(connection, pipeline.name, age)
+    else:
+        while True:
+            with record.transaction() as tx:
+                gone = retention.delete_events(tx.connection, pipeline.name, age)
+            count += gone
+            if gone < retention.BATCH:
+                break
+    if count:
+        why = f"older than {pipeline.retention.events}, and their revisions have ended"
+        yield Removed(pipeline.name, "", f"{count} events", why)
 
 
 def _dead(
@@ -102,7 +159,7 @@ def _voted(record: PostgresRecord, pipeline: str, sink: str, checkpoints: set[in
         return {Key(pipeline, row.checkpoint_id, row.revision): row.attempt for row in connection.execute(query)}
 
 
-def _sweep_runs(record: PostgresRecord, pipeline: str, *, dry_run: bool) -> Iterator[Swept]:
+def _sweep_runs(record: PostgresRecord, pipeline: str, *, dry_run: bool) -> Iterator[Removed]:
     """Remove the run folders (plan, result, log) of revisions that have ended."""
     folder = home() / "runs" / pipeline
     matches = [m for path in (folder.iterdir() if folder.is_dir() else ()) if (m := _RUN.fullmatch(path.name))]
@@ -112,7 +169,7 @@ def _sweep_runs(record: PostgresRecord, pipeline: str, *, dry_run: bool) -> Iter
         if revision is not None and revision.state in ENDED:
             if not dry_run:
                 shutil.rmtree(folder / match[0])
-            yield Swept(pipeline, "", str(folder / match[0]), f"its revision is {revision.state.lower()}")
+            yield Removed(pipeline, "", str(folder / match[0]), f"its revision is {revision.state.lower()}")
 
 
 _RUN = re.compile(r"(\d{8,})\.r(\d+)\.a\d+\..+")
@@ -127,22 +184,31 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
     """Compare every committed checkpoint with what each sink holds; yield each difference, and None per checkpoint."""
     from twophase.committer import queries
 
-    for name, sink in pipeline.writes.items():
+    for name, sink in pipeline.sinks.items():
         for promoted in queries.promoted(record.engine, pipeline.name, name):
-            for difference in sink.verify(promoted.key, promoted.attempt, promoted.manifest):
-                yield Difference(pipeline.name, promoted.key.checkpoint_id, name, difference)
+            for difference in sink.verify(promoted.output):
+                yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
             yield None
-        strangers = list(sink.strangers(_decided(record, pipeline.name)))
+        strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
         if strangers:  # something may have been promoted between the two looks: ask the record again
-            strangers = list(sink.strangers(_decided(record, pipeline.name)))
+            strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
         yield from (Difference(pipeline.name, None, name, stranger) for stranger in strangers)
 
 
-def _decided(record: PostgresRecord, pipeline: str) -> list[int]:
+def _standing(record: PostgresRecord, pipeline: str, sink: str) -> list[Output]:
+    """Return what may be visible in a sink: all that is committed or on its way."""
     from sqlalchemy import select
 
     from twophase.committer.record import r
+    from twophase.committer.tables import participant
 
-    query = select(r.checkpoint_id).where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
+    p = participant.c
+    join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
+    query = (
+        select(r.checkpoint_id, r.revision, p.attempt, p.handle, p.manifest)
+        .join(participant, join & (p.name == sink))
+        .where((r.pipeline == pipeline) & r.state.in_([State.COMMITTING, State.COMMITTED]))
+    )
     with record.engine.connect() as connection:
-        return list(connection.execute(query).scalars())
+        rows = connection.execute(query).all()
+    return [Output(Key(pipeline, *row[:2]), row.attempt, row.handle, row.manifest) for row in rows]

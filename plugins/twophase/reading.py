@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from twophase.core.errors import ConfigError, NothingCommitted
+from twophase.core.errors import ConfigError, NothingCommitted, Swept
 from twophase.local.opening import open_record
 from twophase.maintenance import load
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from twophase.committer.queries import Promoted
     from twophase.committer.record import PostgresRecord
+    from twophase.core.checkpoint import Output
     from twophase.sinks.files import Files
 
 AsOf = datetime | int | str | None
@@ -28,11 +28,7 @@ def committed_files(pipeline: str, sink: str, as_of: AsOf = None, *, dsn: str | 
     """
     with _opened(dsn) as record:
         files = _files_sink(record, pipeline, sink)
-        return [
-            path
-            for promoted in _promoted(record, pipeline, sink, as_of)
-            for path in files.files(promoted.key, promoted.attempt, promoted.manifest)
-        ]
+        return [path for output in _promoted(record, pipeline, sink, as_of) for path in files.files(output)]
 
 
 def read_committed(
@@ -40,6 +36,7 @@ def read_committed(
 ) -> DataFrame:
     """Return a DataFrame over every committed checkpoint, with its number in the column `checkpoint`.
 
+    A table with slot folders has the columns that their names give instead.
     What is committed later, even while the DataFrame is being read, is not in it. See `committed_files` for `as_of`.
     """
     with _opened(dsn) as record:
@@ -49,10 +46,7 @@ def read_committed(
         when = "yet" if as_of is None else f"as of {as_of}"
         msg = f"pipeline {pipeline!r}: nothing is committed to {sink!r} {when}"
         raise NothingCommitted(msg)
-    schema = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in found[-1].manifest["schema"])
-    reader = spark.read.format(files.format).option("basePath", files.location()).options(**files.read_options())
-    # Only new columns may be added, so the newest schema fits every checkpoint.
-    return reader.schema(f"{schema}, checkpoint bigint").load([files.folder(promoted.key) for promoted in found])
+    return cast("DataFrame", files.read(spark, found))
 
 
 def _opened(dsn: str | None) -> Any:  # noqa: ANN401 - a context manager around the record
@@ -72,7 +66,7 @@ def _opened(dsn: str | None) -> Any:  # noqa: ANN401 - a context manager around 
 def _files_sink(record: PostgresRecord, pipeline: str, sink: str) -> Files:
     from twophase.sinks.files import Files
 
-    writes = load(record, pipeline).writes
+    writes = load(record, pipeline).sinks
     if sink not in writes:
         msg = f"pipeline {pipeline!r}: no write {sink!r}, expected {', '.join(writes)}"
         raise ConfigError(msg)
@@ -83,10 +77,17 @@ def _files_sink(record: PostgresRecord, pipeline: str, sink: str) -> Files:
     return found
 
 
-def _promoted(record: PostgresRecord, pipeline: str, sink: str, as_of: AsOf) -> Iterator[Promoted]:
+def _promoted(record: PostgresRecord, pipeline: str, sink: str, as_of: AsOf) -> Iterator[Output]:
     from twophase.committer import queries
 
-    yield from queries.promoted(record.engine, pipeline, sink, _moment(as_of))
+    for promoted in queries.promoted(record.engine, pipeline, sink, _moment(as_of)):
+        if promoted.swept_at is not None:
+            msg = (
+                f"checkpoint {promoted.output.key}: it was replaced and its retention is over, swept at"
+                f" {promoted.swept_at:%Y-%m-%d %H:%M} UTC; as of {as_of} cannot be read any more"
+            )
+            raise Swept(msg)
+        yield promoted.output
 
 
 def _moment(as_of: AsOf) -> datetime | int | None:

@@ -435,7 +435,7 @@ def test_a_bad_pipeline_name_is_refused(db: Connection, name: str) -> None:
             "checkpoint_pipeline",
         ),
         (insert(checkpoint=9), "revision_checkpoint_fkey"),
-        (insert(revision=0), "revision_numbers_check"),
+        (insert(revision=-1), "revision_numbers_check"),
         ("UPDATE twophase.pipeline SET next_commit_seq = 0", "pipeline_ids_check"),
     ],
 )

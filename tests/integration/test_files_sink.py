@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from factories import SCHEMA, stage_rows, visible
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome
 from twophase.sinks import Files, disk
@@ -219,19 +219,20 @@ def test_discarding_removes_every_attempt_of_the_revision_and_nothing_else(sink:
 def test_verify_finds_each_kind_of_damage(sink: Files) -> None:
     handle, manifest = staged(sink)
     sink.promote(KEY, handle, manifest)
-    assert list(sink.verify(KEY, 1, manifest)) == []
+    output = Output(KEY, 1, handle, manifest)
+    assert list(sink.verify(output)) == []
     missing, altered, _ = sorted(table(handle).glob("*.parquet"))
 
     missing.unlink()
     content = altered.read_bytes()
     altered.write_bytes(content[:-1] + b"X")
     (table(handle) / "part-foreign.parquet").write_bytes(b"x")
-    found = "\n".join(sink.verify(KEY, 1, manifest))
+    found = "\n".join(sink.verify(output))
 
     assert f"{missing.name} is missing" in found
     assert f"{altered.name}: expected checksum" in found
     assert "part-foreign.parquet is not in the manifest" in found
-    assert list(sink.strangers([17])) == []
+    assert list(sink.strangers([output])) == []
     assert "checkpoint=00000017" in next(sink.strangers([]))
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import make_url, text
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
-from twophase.core.checkpoint import Input, InputFile, Key, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputChanged, StoreUnavailable
 from twophase.core.states import State
 from twophase.local.opening import open_record
@@ -528,7 +528,7 @@ def test_a_fixed_input_comes_back_as_it_was(record: PostgresRecord, pipeline: st
     key = make(record, pipeline, inputs=inputs)
 
     with record.transaction() as tx:
-        assert tx.inputs(pipeline, key.checkpoint_id) == inputs
+        assert tx.inputs(key) == inputs
         assert tx.ranges(pipeline, key.checkpoint_id)["topic"] == {"0": (5, 9), "1": (0, 0)}
 
 
@@ -578,8 +578,8 @@ def test_the_name_of_a_file_that_is_gone_is_a_new_file(record: PostgresRecord, p
     second = make(record, pipeline, inputs={"words": Input(files=(back,))})
 
     with record.transaction() as tx:
-        assert tx.inputs(pipeline, key.checkpoint_id)["words"].files == FILES
-        assert tx.inputs(pipeline, second.checkpoint_id)["words"].files == (back,)
+        assert tx.inputs(key)["words"].files == FILES
+        assert tx.inputs(second)["words"].files == (back,)
         assert tx.claims(pipeline, key.checkpoint_id) == {"words": (2, 2)}
 
 
@@ -854,7 +854,7 @@ def test_the_list_of_pipelines_says_what_was_last_and_what_is_pending(record: Po
 def held(record: PostgresRecord, pipeline: str, as_of: datetime | int | None = None) -> list[tuple[int, int, int]]:
     """Return what the sink held: checkpoint, revision, commit_seq."""
     found = queries.promoted(record.engine, pipeline, "lake", as_of)
-    return [(p.key.checkpoint_id, p.key.revision, p.commit_seq) for p in found]
+    return [(*p.output.key[1:], p.commit_seq) for p in found]
 
 
 def test_as_of_gives_what_was_committed_then_replaced_revisions_included(record: PostgresRecord, pipeline: str) -> None:
@@ -891,7 +891,7 @@ def test_what_was_promoted_carries_the_attempt_and_its_manifest(record: Postgres
 
     found = list(queries.promoted(record.engine, pipeline, "lake"))
 
-    assert found == [queries.Promoted(key, 1, MANIFEST, 1)]
+    assert found == [queries.Promoted(Output(key, 1, {}, MANIFEST), 1, None)]
     assert held(record, pipeline) == [(1, 1, 1)]
 
 

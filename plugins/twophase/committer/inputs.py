@@ -7,16 +7,18 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, func, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from twophase.committer import queries
 from twophase.committer import tables as t
-from twophase.core.checkpoint import Input, InputFile
-from twophase.core.errors import InputChanged
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Output
+from twophase.core.errors import ConfigError, InputChanged
+from twophase.core.ports import Committed
 from twophase.core.states import State
 
 #: The columns of a claim, as `add_checkpoint` copies them.
-CLAIM = ("pipeline", "source", *InputFile._fields, "checkpoint_id")
+CLAIM = ("pipeline", "source", *InputFile._fields, "checkpoint_id", "revision")
 
 r = t.revision.c
 
@@ -33,15 +35,32 @@ class Inputs:
         self.connection.execute(
             insert(t.checkpoint).values(pipeline=pipeline, checkpoint_id=checkpoint_id, slot=slot, inputs=summary)
         )
-        claims = io.StringIO()
-        rows = csv.writer(claims)
-        for source, fixed in inputs.items():
-            rows.writerows((pipeline, source, *file, checkpoint_id) for file in fixed.files)
-        claims.seek(0)
-        cursor: Any = self.connection.connection.cursor()  # psycopg2's: 100,000 claims while the pipeline is locked
-        cursor.copy_expert(f"COPY twophase.input_file ({', '.join(CLAIM)}) FROM STDIN (FORMAT csv)", claims)
-        cursor.close()
+        self._copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
         return checkpoint_id
+
+    def fix_inputs(self, key: Key, inputs: Mapping[str, Input]) -> None:
+        """Keep what this revision alone reads: its interval's files, the revisions of another pipeline."""
+        mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+        summary = {source: fixed.summary() | _counted(fixed) for source, fixed in inputs.items()}
+        self.connection.execute(update(t.revision).where(mine).values(inputs=summary))
+        self._copy_files(key, inputs, key.revision)
+        rows = [
+            {**key._asdict(), "source": source, **_upstream(output.key)}
+            for source, fixed in inputs.items()
+            for output in fixed.outputs
+        ]
+        if rows:
+            self.connection.execute(insert(t.input_revision), rows)
+
+    def _copy_files(self, key: Key, inputs: Mapping[str, Input], revision: int | None) -> None:
+        files = io.StringIO()
+        rows = csv.writer(files)
+        for source, fixed in inputs.items():
+            rows.writerows((key.pipeline, source, *file, key.checkpoint_id, revision) for file in fixed.files)
+        files.seek(0)
+        cursor: Any = self.connection.connection.cursor()  # psycopg2's: 100,000 files while the pipeline is locked
+        cursor.copy_expert(f"COPY twophase.input_file ({', '.join(CLAIM)}) FROM STDIN (FORMAT csv)", files)
+        cursor.close()
 
     def take_commit_seq(self, pipeline: str) -> int:
         """Take the next commit_seq from the locked pipeline row (R12)."""
@@ -53,20 +72,120 @@ class Inputs:
         taken: int = self.connection.execute(took.returning(number - 1)).scalar_one()
         return taken
 
-    def inputs(self, pipeline: str, checkpoint_id: int) -> dict[str, Input]:
-        """Return the fixed input of a checkpoint, per source."""
+    def inputs(self, key: Key) -> dict[str, Input]:
+        """Return the fixed input of a revision, per source: the checkpoint's own, and what is this revision's alone."""
+        files = self._files(key)
+        outputs = self._outputs(key)
+        upstream = self._upstreams(key)
+        return {
+            source: Input(
+                files=tuple(files.get(source, ())),
+                ranges=_ranges(fixed),
+                outputs=tuple(outputs.get(source, ())),
+                upstream=upstream.get(source),
+                unversioned=fixed.get("unversioned"),
+            )
+            for source, fixed in self._summary(key.pipeline, key.checkpoint_id).items()
+        }
+
+    def _files(self, key: Key) -> dict[str, list[InputFile]]:
         f = t.input_file.c
         query = select(f.source, f.path, f.size, f.mtime_ns).where(
-            (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id)
+            (f.pipeline == key.pipeline)
+            & (f.checkpoint_id == key.checkpoint_id)
+            & (f.revision.is_(None) | (f.revision == key.revision))
         )
         files: dict[str, list[InputFile]] = {}
         for source, *file in self.connection.execute(query.order_by(f.source, f.mtime_ns, f.path)):
             files.setdefault(source, []).append(InputFile(*file))
-        ranges = self.ranges(pipeline, checkpoint_id)
+        return files
+
+    def _outputs(self, key: Key) -> dict[str, list[Output]]:
+        """Return what this revision reads of other pipelines, per source, in the order of their checkpoints."""
+        i = t.input_revision.c
+        query = select(i.source, i.upstream, i.upstream_checkpoint_id, i.upstream_revision).where(
+            (i.pipeline == key.pipeline) & (i.checkpoint_id == key.checkpoint_id) & (i.revision == key.revision)
+        )
+        found: dict[str, list[Key]] = {}
+        for source, *upstream in self.connection.execute(query.order_by(i.source, i.upstream_checkpoint_id)):
+            found.setdefault(source, []).append(Key(*upstream))
         return {
-            source: Input(files=tuple(files.get(source, ())), ranges=ranges.get(source, {}))
-            for source in self._summary(pipeline, checkpoint_id)
+            source: self._promoted(keys, self._declared(source, key.pipeline)["sink"]) for source, keys in found.items()
         }
+
+    def _declared(self, source: str, pipeline: str) -> dict[str, Any]:
+        query = select(t.pipeline.c.declaration["reads"][source]).where(t.pipeline.c.name == pipeline)
+        found: dict[str, Any] = self.connection.execute(query).scalar_one()
+        return found
+
+    def _upstreams(self, key: Key) -> dict[str, Json]:
+        """Return the sinks of other pipelines that a revision reads, per source."""
+        mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+        found = self.connection.execute(select(r.inputs).where(mine)).scalar() or {}
+        reads = {
+            source: self._declared(source, key.pipeline) for source, fixed in found.items() if "revisions" in fixed
+        }
+        return {source: self._upstream(read["pipeline"], read["sink"]) for source, read in reads.items()}
+
+    def _upstream(self, pipeline: str, sink: str) -> Json:
+        declared = self._declaration(pipeline, sink)
+        return {"sink": declared, "schema": queries.last_schema(self.connection, pipeline, sink)}
+
+    def _declaration(self, pipeline: str, sink: str) -> Json:
+        """Return the declaration of a pipeline's sink."""
+        query = select(t.pipeline.c.declaration["writes"][sink]).where(t.pipeline.c.name == pipeline)
+        row = self.connection.execute(query).first()
+        if row is None or row[0] is None:
+            what = f"write {sink!r}" if row is not None else "it"
+            msg = f"pipeline {pipeline!r}: {what} is not in the record; run that pipeline first, or correct the name"
+            raise ConfigError(msg)
+        found: Json = row[0]
+        return found
+
+    def _promoted(self, keys: Sequence[Key], sink: str) -> list[Output]:
+        """Return what revisions put into a sink; those without it put nothing there."""
+        p = t.participant.c
+        query = select(p.pipeline, p.checkpoint_id, p.revision, p.attempt, p.handle, p.manifest)
+        mine = tuple_(p.pipeline, p.checkpoint_id, p.revision).in_([tuple(key) for key in keys])
+        rows = self.connection.execute(query.where(mine & (p.name == sink)).order_by(p.checkpoint_id))
+        return [Output(Key(*row[:3]), row.attempt, row.handle, row.manifest) for row in rows]
+
+    def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+        """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet.
+
+        A checkpoint is in the range of its first commit, whatever replaced it since; what it gives is its committed
+        revision, whose row is held until this transaction ends, so that nobody sweeps it before the reader is recorded.
+        """
+        upstream = self._upstream(pipeline, sink)
+        if end is None:
+            settled = text("""
+                SELECT least(p.next_commit_seq, (SELECT min(commit_seq) FROM twophase.revision
+                    WHERE pipeline = p.name AND state = 'COMMITTING'))
+                FROM twophase.pipeline p WHERE p.name = :pipeline""")
+            end = int(self.connection.execute(settled, {"pipeline": pipeline}).scalar_one())
+        earlier = t.revision.alias("earlier").c
+        again = select(1).where(
+            (earlier.pipeline == r.pipeline)
+            & (earlier.checkpoint_id == r.checkpoint_id)
+            & (earlier.commit_seq < r.commit_seq)
+        )
+        first = (
+            select(r.checkpoint_id, r.commit_seq)
+            .where((r.pipeline == pipeline) & (r.commit_seq >= start) & (r.commit_seq < end) & ~again.exists())
+            .order_by(r.commit_seq)
+            .limit(limit)
+        )
+        members = self.connection.execute(first).all()
+        if limit is not None and len(members) == limit:
+            end = members[-1].commit_seq + 1
+        standing = (
+            select(r.checkpoint_id, r.revision)
+            .where((r.pipeline == pipeline) & r.checkpoint_id.in_([row.checkpoint_id for row in members]))
+            .where(r.state == State.COMMITTED)
+            .with_for_update(read=True)
+        )
+        keys = [Key(pipeline, *row) for row in self.connection.execute(standing)]
+        return Committed(end, tuple(self._promoted(keys, sink)), upstream)
 
     def _summary(self, pipeline: str, checkpoint_id: int) -> dict[str, Any]:
         c = t.checkpoint.c
@@ -76,15 +195,13 @@ class Inputs:
 
     def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
         """Return the fixed offset ranges of a checkpoint: source → partition → [start, end)."""
-        return {
-            source: {partition: (start, end) for partition, (start, end) in fixed.get("ranges", {}).items()}
-            for source, fixed in self._summary(pipeline, checkpoint_id).items()
-        }
+        return {source: _ranges(fixed) for source, fixed in self._summary(pipeline, checkpoint_id).items()}
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
         """Count the input files of a checkpoint, per source: how many were fixed at begin, how many are its own now."""
         f = t.input_file.c
-        query = select(f.source, func.count()).where((f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id))
+        mine = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id) & f.revision.is_(None)
+        query = select(f.source, func.count()).where(mine)
         owned = {row[0]: row[1] for row in self.connection.execute(query.group_by(f.source))}
         summary = self._summary(pipeline, checkpoint_id)
         return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
@@ -100,6 +217,7 @@ class Inputs:
                 AS n (path, size, mtime_ns)
             LEFT JOIN twophase.input_file f
                 ON f.pipeline = :pipeline AND f.source = :source AND f.path = n.path AND f.gone_at IS NULL
+                AND f.revision IS NULL
             WHERE f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)""")
         paths, sizes, mtimes = ([file[column] for file in found] for column in range(3))
         values = {"pipeline": pipeline, "source": source, "paths": paths, "sizes": sizes, "mtimes": mtimes}
@@ -124,7 +242,7 @@ class Inputs:
             .exists()
         )
         query = select(f.checkpoint_id, f.path, f.size, f.mtime_ns).where(
-            (f.pipeline == pipeline) & (f.source == source) & f.gone_at.is_(None) & committed
+            (f.pipeline == pipeline) & (f.source == source) & f.gone_at.is_(None) & f.revision.is_(None) & committed
         )
         found: dict[int, list[InputFile]] = {}
         for checkpoint_id, *file in self.connection.execute(query.order_by(f.checkpoint_id, f.path)):
@@ -152,3 +270,19 @@ class Inputs:
             .on_conflict_do_update(constraint="position_pkey", set_={"off": end}, where=p.off == start)
         )
         return bool(moved.rowcount)
+
+
+def _ranges(fixed: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    return {partition: (start, end) for partition, (start, end) in fixed.get("ranges", {}).items()}
+
+
+def _counted(fixed: Input) -> dict[str, int]:
+    return {"revisions": len(fixed.outputs)} if fixed.upstream is not None else {}
+
+
+def _upstream(key: Key) -> dict[str, Any]:
+    return {
+        "upstream": key.pipeline,
+        "upstream_checkpoint_id": key.checkpoint_id,
+        "upstream_revision": key.revision,
+    }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, func, select, text, tuple_
 
 from twophase.committer import tables as t
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.states import State
 
@@ -35,10 +35,10 @@ _LISTING = select(
 class Promoted(NamedTuple):
     """One committed revision in one sink."""
 
-    key: Key
-    attempt: int
-    manifest: Json
+    output: Output
     commit_seq: int
+    #: When retention took it away.
+    swept_at: datetime | None
 
 
 def pipelines(connection: Connection) -> list[dict[str, Any]]:
@@ -80,23 +80,41 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
         msg = f"checkpoint {which}: it is not in the record; `twophase checkpoints {pipeline}` lists what is"
         raise ConfigError(msg)
     found = dict(row._mapping)
-    found["inputs"] = _inputs(connection, pipeline, checkpoint_id)
-    found["participants"] = _participants(connection, Key(pipeline, checkpoint_id, found["revision"]))
+    key = Key(pipeline, checkpoint_id, found["revision"])
+    found["inputs"] = _inputs(connection, key)
+    found["participants"] = _participants(connection, key)
     found["events"] = _events(connection, pipeline, checkpoint_id)
     return found
 
 
-def _inputs(connection: Connection, pipeline: str, checkpoint_id: int, limit: int = 1000) -> dict[str, Any]:
-    c, f = t.checkpoint.c, t.input_file.c
-    summary = connection.execute(
-        select(c.inputs).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
-    ).scalar_one()
-    query = select(f.source, f.path, f.size, f.mtime_ns, f.gone_at)
-    mine = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id)
-    inputs: dict[str, Any] = {source: {**fixed, "paths": []} for source, fixed in summary.items()}
-    for row in connection.execute(query.where(mine).order_by(f.source, f.path).limit(limit)):
-        file = {"path": row.path, "size": row.size, "mtime_ns": row.mtime_ns, "gone_at": row.gone_at}
-        inputs[row.source]["paths"].append(file)
+def _inputs(connection: Connection, key: Key, limit: int = 1000) -> dict[str, Any]:
+    """Return what a revision reads: the checkpoint's own, and what is this revision's alone."""
+    c, f, i = t.checkpoint.c, t.input_file.c, t.input_revision.c
+    mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+    join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
+    found = connection.execute(select(c.inputs, r.inputs).join_from(t.checkpoint, t.revision, join).where(mine)).one()
+    inputs: dict[str, Any] = {source: dict(fixed) for source, fixed in {**found[0], **(found[1] or {})}.items()}
+    files = select(f.source, f.path, f.size, f.mtime_ns, f.gone_at).where(
+        (f.pipeline == key.pipeline)
+        & (f.checkpoint_id == key.checkpoint_id)
+        & (f.revision.is_(None) | (f.revision == key.revision))
+    )
+    for file in connection.execute(files.order_by(f.source, f.path).limit(limit)):
+        described = {name: value for name, value in file._mapping.items() if name != "source"}
+        inputs[file.source].setdefault("paths", []).append(described)
+    upstream = select(i.source, i.upstream, i.upstream_checkpoint_id, i.upstream_revision).where(
+        (i.pipeline == key.pipeline) & (i.checkpoint_id == key.checkpoint_id) & (i.revision == key.revision)
+    )
+    for row in connection.execute(upstream.order_by(i.source, i.upstream_checkpoint_id).limit(limit)):
+        read = {
+            "pipeline": row.upstream,
+            "checkpoint_id": row.upstream_checkpoint_id,
+            "revision": row.upstream_revision,
+        }
+        inputs[row.source].setdefault("read", []).append(read)
+    for fixed in inputs.values():
+        if "files" in fixed:
+            fixed.setdefault("paths", [])
     return inputs
 
 
@@ -151,7 +169,7 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
-        select(r.checkpoint_id, r.revision, r.commit_seq, p.attempt, p.manifest)
+        select(r.checkpoint_id, r.revision, r.commit_seq, r.swept_at, p.attempt, p.handle, p.manifest)
         .join(t.participant, join & (p.name == sink))
         .where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
         .order_by(r.commit_seq)
@@ -175,7 +193,8 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
         with engine.connect() as connection:
             page = connection.execute(query.where(r.commit_seq > last)).all()
         for row in page:
-            yield Promoted(Key(pipeline, row.checkpoint_id, row.revision), row.attempt, row.manifest, row.commit_seq)
+            key = Key(pipeline, row.checkpoint_id, row.revision)
+            yield Promoted(Output(key, row.attempt, row.handle, row.manifest), row.commit_seq, row.swept_at)
         if len(page) < PAGE:
             return
         last = page[-1].commit_seq
@@ -194,3 +213,45 @@ def last_schema(connection: Connection, pipeline: str, sink: str) -> list[list[s
     )
     found: list[list[str]] | None = connection.execute(query).scalar()
     return found
+
+
+def rows_before(connection: Connection, key: Key, slot: str | None, sink: str) -> int | None:
+    """Return the rows that a revision's are held against: those of what it replaces, or of the commit before it."""
+    p = t.participant.c
+    join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
+    query = (
+        select(p.manifest["rows"])
+        .join_from(t.revision, t.participant, join & (p.name == sink))
+        .where((r.pipeline == key.pipeline) & (r.state == State.COMMITTED))
+        .limit(1)
+    )
+    live: int | None = connection.execute(query.where(r.checkpoint_id == key.checkpoint_id)).scalar()
+    if live is not None:
+        return live
+    if slot is None:
+        before = query.where(r.commit_seq.is_not(None)).order_by(r.commit_seq.desc())
+    else:
+        c = t.checkpoint.c
+        slots = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id) & (c.slot < slot)
+        before = query.join(t.checkpoint, slots).order_by(c.slot.desc())
+    found: int | None = connection.execute(before).scalar()
+    return found
+
+
+def stale(connection: Connection, pipeline: str | None = None) -> list[dict[str, Any]]:
+    """List the committed checkpoints that were made from revisions which were replaced since."""
+    if pipeline is not None:
+        _require(connection, pipeline)
+    where = "" if pipeline is None else "WHERE pipeline = :pipeline"
+    query = text(f"SELECT * FROM twophase.stale {where} ORDER BY pipeline, checkpoint_id, upstream_checkpoint_id")  # noqa: S608 - no user's text
+    return [dict(row._mapping) for row in connection.execute(query, {"pipeline": pipeline} if pipeline else {})]
+
+
+def pending(connection: Connection, pipeline: str | None = None) -> list[dict[str, Any]]:
+    """List what has not ended, parked ones first."""
+    if pipeline is not None:
+        _require(connection, pipeline)
+    where = "" if pipeline is None else "WHERE pipeline = :pipeline"
+    order = "parked_reason IS NULL, pipeline, checkpoint_id, revision"
+    query = text(f"SELECT * FROM twophase.pending {where} ORDER BY {order}")  # noqa: S608 - no user's text
+    return [dict(row._mapping) for row in connection.execute(query, {"pipeline": pipeline} if pipeline else {})]

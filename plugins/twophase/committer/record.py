@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalE
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
-from twophase.core.checkpoint import Key, Participant, Revision, Run
+from twophase.core.checkpoint import Key, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
@@ -62,7 +62,7 @@ def connect(dsn: str, *, restart: Callable[[], str] | None = None) -> Engine:
                 raise
             return psycopg2.connect(_libpq(restart()), **arguments)
 
-    return create_engine("postgresql+psycopg2://", creator=creator, pool_size=4, max_overflow=4)
+    return create_engine("postgresql+psycopg2://", creator=creator, pool_size=4, max_overflow=36)
 
 
 def _libpq(dsn: str) -> str:
@@ -156,6 +156,7 @@ def to_revision(row: Row[Any]) -> Revision:
         error=row.error,
         created_at=row.created_at,
         committed_at=row.committed_at,
+        swept=row.swept_at is not None,
     )
 
 
@@ -189,7 +190,10 @@ class PostgresTransaction(Inputs):
             raise ConfigError(msg)
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
-        """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any."""
+        """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any.
+
+        What was there before us (revision 0) stands for nothing: nobody has read the slot's input for it.
+        """
         c = t.checkpoint.c
         wanted = (c.slot == slot) if slot is not None else c.slot.is_(None)
         last = (
@@ -203,7 +207,7 @@ class PostgresTransaction(Inputs):
             return None
         query = (
             REVISION.where((r.pipeline == pipeline) & (r.checkpoint_id == found.checkpoint_id))
-            .order_by(r.state.in_(DECIDED).desc(), r.revision.desc())
+            .order_by((r.state.in_(DECIDED) & (r.revision > 0)).desc(), r.revision.desc())
             .limit(1)
         )
         row = self.connection.execute(query).first()
@@ -217,7 +221,7 @@ class PostgresTransaction(Inputs):
         """Return one revision and hold its row until the end."""
         return self._one(key, REVISION.where(is_this(key)).with_for_update(of=t.revision))
 
-    def _one(self, key: Key, query: Any) -> Revision:  # noqa: ANN401 - a select over REVISION
+    def _one(self, key: Key | str, query: Any) -> Revision:  # noqa: ANN401 - a select over REVISION
         row = self.connection.execute(query).first()
         if row is None:
             msg = f"checkpoint {key}: it is not in the record"
@@ -233,11 +237,38 @@ class PostgresTransaction(Inputs):
 
     def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
         """Return the COMMITTED revision of a checkpoint."""
-        query = REVISION.where(
-            (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & (r.state == State.COMMITTED)
-        )
-        row = self.connection.execute(query).first()
+        return self._of_checkpoint(pipeline, checkpoint_id, {State.COMMITTED})
+
+    def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
+        """Return the live revision of a checkpoint."""
+        return self._of_checkpoint(pipeline, checkpoint_id, LIVE)
+
+    def _of_checkpoint(self, pipeline: str, checkpoint_id: int, states: Collection[State]) -> Revision | None:
+        mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
+        row = self.connection.execute(REVISION.where(mine & r.state.in_(states))).first()
         return to_revision(row) if row else None
+
+    def newest_of(self, pipeline: str, checkpoint_id: int) -> Revision:
+        """Return the revision of a checkpoint with the highest number."""
+        mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
+        return self._one(f"{pipeline}/{checkpoint_id}", REVISION.where(mine).order_by(r.revision.desc()).limit(1))
+
+    def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
+        """Return the newest decided revision whose run is one of a campaign."""
+        mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.commit_seq.is_not(None)
+        ours = r.dag_id.is_(None) & r.run_id.startswith(f"{campaign}.", autoescape=True)
+        row = self.connection.execute(REVISION.where(mine & ours).order_by(r.revision.desc()).limit(1)).first()
+        return to_revision(row) if row else None
+
+    def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
+        """Return the slot of a checkpoint."""
+        c = t.checkpoint.c
+        query = select(c.slot).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
+        row = self.connection.execute(query).first()
+        if row is None:
+            msg = f"checkpoint {pipeline}/{checkpoint_id}: it is not in the record"
+            raise ConfigError(msg)
+        return row.slot  # type: ignore[no-any-return]
 
     def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
         """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
@@ -256,6 +287,30 @@ class PostgresTransaction(Inputs):
         )
         self._event(key, 0, "begin", to=State.OPEN, why=f"run {run}")
         return self.revision(key)
+
+    def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
+        """Add revision 0: what was there before us, COMMITTED as it is; a second time changes nothing."""
+        self.lock(key.pipeline)
+        mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id)
+        if self.connection.execute(select(r.revision).where(mine & r.commit_seq.is_not(None)).limit(1)).first():
+            return
+        self.connection.execute(
+            insert(t.revision).values(
+                **key._asdict(),
+                state=State.COMMITTED,
+                epoch=1,
+                commit_seq=self.take_commit_seq(key.pipeline),
+                rows=sum(output.manifest["rows"] for output in outputs.values()),
+                bytes=sum(output.manifest["bytes"] for output in outputs.values()),
+                decided_at=func.clock_timestamp(),
+                committed_at=func.clock_timestamp(),
+            )
+        )
+        for name, (_, attempt, handle, manifest) in outputs.items():
+            adopted = Participant(name, "sink", attempt, vote=True, handle=handle, manifest=manifest)
+            self.put_participant(key, adopted)
+            self.mark_committed(key, name)
+        self._event(key, 1, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")
 
     def move(  # noqa: PLR0913 - the columns of a transition, by name
         self,

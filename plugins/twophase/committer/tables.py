@@ -83,7 +83,15 @@ checkpoint = Table(
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
     CheckConstraint("checkpoint_id > 0", name="id"),
     # prevents two checkpoints for one interval
-    Index("checkpoint_one_per_slot", "pipeline", "slot", unique=True, postgresql_where=text("slot IS NOT NULL")),
+    Index(
+        "checkpoint_one_per_slot",
+        "pipeline",
+        "slot",
+        unique=True,
+        postgresql_where=text("slot IS NOT NULL AND released_at IS NULL"),
+    ),
+    # the last checkpoint of an ordered pipeline, however many slots there are
+    Index("checkpoint_without_slot", "pipeline", "checkpoint_id", postgresql_where=text("slot IS NULL")),
 )
 
 input_file = Table(
@@ -96,9 +104,29 @@ input_file = Table(
     Column("mtime_ns", BigInteger, nullable=False),
     Column("checkpoint_id", BigInteger, nullable=False),
     _time("gone_at"),
+    # NULL: the checkpoint's own for ever; otherwise only what this revision found in its interval
+    Column("revision", Integer),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     # prevents a file from being read by two checkpoints; a name is free again once its file was archived or deleted
-    Index("input_file_one_owner", "pipeline", "source", "path", unique=True, postgresql_where=text("gone_at IS NULL")),
+    Index(
+        "input_file_one_owner",
+        "pipeline",
+        "source",
+        "path",
+        unique=True,
+        postgresql_where=text("gone_at IS NULL AND revision IS NULL"),
+    ),
+    # prevents a revision from reading a file of its interval twice
+    Index(
+        "input_file_once",
+        "pipeline",
+        "checkpoint_id",
+        "revision",
+        "source",
+        "path",
+        unique=True,
+        postgresql_where=text("revision IS NOT NULL"),
+    ),
     Index("input_file_by_checkpoint", "pipeline", "checkpoint_id", "source"),
 )
 
@@ -124,13 +152,17 @@ revision = Table(
     Column("error", Text),
     Column("dag_id", Text),
     Column("run_id", Text),
+    #: What this revision alone reads: an interval's files, another pipeline's revisions.
+    Column("inputs", JSONB),
+    #: When retention took its output away; only of a superseded one.
+    _time("swept_at"),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",
         name="state",
     ),
     CheckConstraint("kind IN ('regular', 'backfill', 'replay')", name="kind"),
-    CheckConstraint("revision > 0 AND epoch >= 0", name="numbers"),
+    CheckConstraint("revision >= 0 AND epoch >= 0", name="numbers"),
     CheckConstraint(
         "(commit_seq IS NOT NULL) = (state IN ('COMMITTING', 'COMMITTED', 'SUPERSEDED'))", name="commit_seq"
     ),
@@ -138,6 +170,7 @@ revision = Table(
     CheckConstraint("(committed_at IS NOT NULL) = (state IN ('COMMITTED', 'SUPERSEDED'))", name="committed"),
     CheckConstraint("(superseded_at IS NOT NULL) = (state = 'SUPERSEDED')", name="superseded"),
     CheckConstraint("parked_reason IS NULL OR state = 'COMMITTING'", name="parked"),
+    CheckConstraint("swept_at IS NULL OR state = 'SUPERSEDED'", name="swept"),
     # prevents revision 2 from beginning while revision 1 may still be promoted (R5)
     Index(
         "revision_one_live",
@@ -168,6 +201,41 @@ revision = Table(
     ),
     Index("revision_by_state", "pipeline", "state", "checkpoint_id", "revision"),
     Index("revision_by_run", "dag_id", "run_id", postgresql_where=text("dag_id IS NOT NULL")),
+    # what staleness looks at, and retention: only what was replaced
+    Index(
+        "revision_superseded",
+        "pipeline",
+        "checkpoint_id",
+        "revision",
+        postgresql_where=text("state = 'SUPERSEDED'"),
+    ),
+    Index(
+        "revision_unswept",
+        "pipeline",
+        "checkpoint_id",
+        "revision",
+        postgresql_where=text("state = 'SUPERSEDED' AND swept_at IS NULL"),
+    ),
+)
+
+#: Which revisions of another pipeline a revision reads: what makes it stale, and keeps those from being swept.
+input_revision = Table(
+    "input_revision",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    Column("source", Text, primary_key=True),
+    Column("upstream", Text, primary_key=True),
+    Column("upstream_checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("upstream_revision", Integer, nullable=False),
+    ForeignKeyConstraint(_REVISION_KEY, [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision]),
+    ForeignKeyConstraint(
+        ["upstream", "upstream_checkpoint_id", "upstream_revision"],
+        [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision],
+        name="input_revision_upstream_fkey",
+    ),
+    Index("input_revision_by_upstream", "upstream", "upstream_checkpoint_id", "upstream_revision"),
 )
 
 participant = Table(
@@ -231,4 +299,28 @@ event = Table(
     Column("why", Text),
     ForeignKeyConstraint(_REVISION_KEY, [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision]),
     Index("event_by_revision", "pipeline", "checkpoint_id", "id"),
+    # what retention looks at
+    Index("event_by_age", "pipeline", "at"),
+)
+
+#: A backfill under way: whoever asks for the same again goes on with it.
+backfill = Table(
+    "backfill",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("pipeline", Text, nullable=False),
+    Column("selection", JSONB, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("why", Text),
+    _now("created_at"),
+    _time("ended_at"),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+    # prevents one and the same backfill from being under way twice
+    Index(
+        "backfill_one_under_way",
+        "pipeline",
+        "selection",
+        unique=True,
+        postgresql_where=text("ended_at IS NULL"),
+    ),
 )

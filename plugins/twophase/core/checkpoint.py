@@ -20,26 +20,6 @@ class InputFile(NamedTuple):
     mtime_ns: int
 
 
-@dataclass(frozen=True)
-class Input:
-    """What one checkpoint reads from one source; fixed at begin, the same for every attempt (the barrier)."""
-
-    #: Files sources: the files, each owned by this checkpoint for ever.
-    files: tuple[InputFile, ...] = ()
-    #: Offset sources: partition → half-open range [start, end).
-    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        """Say whether there is anything to read."""
-        return bool(self.files) or any(end > start for start, end in self.ranges.values())
-
-    def summary(self) -> dict[str, Any]:
-        """Return what `checkpoint.inputs` keeps: ranges in full, files as a count (the list is in `input_file`)."""
-        if self.ranges:
-            return {"ranges": {name: list(bounds) for name, bounds in self.ranges.items()}}
-        return {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
-
-
 class Key(NamedTuple):
     """The identity of a revision: it comes from the declaration, never from a run or a process."""
 
@@ -50,6 +30,44 @@ class Key(NamedTuple):
     def __str__(self) -> str:
         """Read as `orders/17 r1`."""
         return f"{self.pipeline}/{self.checkpoint_id} r{self.revision}"
+
+
+class Output(NamedTuple):
+    """What a decided revision put into one sink: all that it takes to find and read it again."""
+
+    key: Key
+    attempt: int
+    handle: Json
+    manifest: Json
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one revision reads from one source; fixed at begin, the same for every attempt (the barrier)."""
+
+    #: The files: of a landing folder each owned by this checkpoint for ever, of an interval this revision's list.
+    files: tuple[InputFile, ...] = ()
+    #: Offset sources: partition → half-open range [start, end).
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: Committed sources: what the other pipeline's revisions put into its sink; that sink's declaration and schema.
+    outputs: tuple[Output, ...] = ()
+    upstream: Json | None = None
+    #: Whose it is: what was archived at its commit is found by this.
+    checkpoint_id: int | None = None
+    #: Where a lookup table is that no checkpoint fixes: each attempt reads it as it then is.
+    unversioned: str | None = None
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything new to read; a lookup table alone is not."""
+        return bool(self.files) or any(end > start for start, end in self.ranges.values())
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the record keeps in one place; lists of files and of outputs have tables of their own."""
+        if self.unversioned is not None:
+            return {"unversioned": self.unversioned}
+        if self.ranges:
+            return {"ranges": {name: list(bounds) for name, bounds in self.ranges.items()}}
+        return {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
 
 
 class Run(NamedTuple):
@@ -82,6 +100,8 @@ class Revision:
     error: str | None = None
     created_at: datetime | None = None
     committed_at: datetime | None = None
+    #: Whether retention took its output away.
+    swept: bool = False
 
     @property
     def checkpoint_id(self) -> int:
@@ -92,6 +112,11 @@ class Revision:
     def revision(self) -> int:
         """Return the revision's number within its checkpoint."""
         return self.key.revision
+
+    @property
+    def in_order(self) -> bool:
+        """Say whether it has its place in the order of its pipeline: no slot, and no replacement."""
+        return self.slot is None and self.kind == "regular"
 
     @property
     def leased(self) -> bool:

@@ -25,11 +25,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from twophase.core.checkpoint import InputFile, Json, Key, Participant, Revision, Run
+from twophase.core.checkpoint import InputFile, Json, Key, Output, Participant, Revision, Run
 from twophase.core.errors import (
-    Busy,
     Fenced,
     IllegalTransition,
     Parked,
@@ -39,8 +38,8 @@ from twophase.core.errors import (
 )
 from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome, Promotion, Record, Sink, Source, Transaction
-from twophase.core.recovery import recover
 from twophase.core.states import DECIDED, UNDECIDED, State
+from twophase.core.taking import Taking
 
 T = TypeVar("T")
 
@@ -63,16 +62,18 @@ class Coordinator:
         *,
         sources: Mapping[str, Source],
         sinks: Mapping[str, Sink],
+        audits: Sequence[str] = (),
         lease: float = 30.0,
         max_pending: int = 1,
         run_ended: Callable[[Run | None], bool | None] = script_run_ended,
         patience: Sequence[float] = PATIENCE,
     ) -> None:
-        """Bring together a record, a pipeline's sources and its sinks."""
+        """Bring together a record, a pipeline's sources, its sinks, and the names of those who vote besides."""
         self.record = record
         self.pipeline = pipeline
         self.sources = sources
         self.sinks = sinks
+        self.audits = audits
         self.lease = lease
         self.max_pending = max_pending
         self.run_ended = run_ended
@@ -80,63 +81,16 @@ class Coordinator:
 
     # --- begin -------------------------------------------------------------------------------------------------------
 
-    def begin(self, run: Run, *, slot: str | None = None) -> Revision | None:
-        """Take the checkpoint that is next: one that was left undecided, or a new one; None when there is no new input.
+    def begin(self, run: Run, *, slot: str | None = None, kind: str = "regular") -> Revision | None:
+        """Take the checkpoint that is next, or the slot's; None when there is no new input.
 
-        What is decided is finished first. The input is in the record before anything reads it, and never changes: every
-        attempt reads the same records.
+        What is decided is finished first. The input is in the record before anything reads it, and never changes.
         """
-        recover(self, decided_only=True)
-        hit("begin.before")
-        ended = self._owner_ended(slot)
-        taken = self.transact(lambda tx: self._take_again(tx, run, slot, ended))
-        if taken is None:
-            found = {name: source.discover() for name, source in self.sources.items()}
-            taken = self.transact(lambda tx: self._take_new(tx, run, slot, ended, found))
-        hit("begin.after")
-        return taken
+        return Taking(self, run, kind).begin(slot)
 
-    def _owner_ended(self, slot: str | None) -> Run | None:
-        """Return the run that left the newest revision undecided, if that run is over."""
-        newest = self.transact(lambda tx: tx.newest(self.pipeline, slot))
-        if newest and newest.state in UNDECIDED and self.run_ended(newest.run):
-            return newest.run
-        return None
-
-    def _take_again(self, tx: Transaction, run: Run, slot: str | None, ended: Run | None) -> Revision | None:
-        """Go on with what is undecided: this run's own at once, another's once its lease is out and its run over."""
-        tx.lock(self.pipeline)
-        newest = tx.newest(self.pipeline, slot)
-        if newest is None or newest.state in DECIDED:
-            return None
-        if newest.state in UNDECIDED:
-            if newest.run != run and newest.leased:
-                msg = f"checkpoint {newest.key}: run {newest.run} works on it, {newest.lease_left:.1f} s of lease left"
-                raise Busy(msg, lease_left=newest.lease_left)
-            if newest.run not in {run, ended}:
-                msg = f"checkpoint {newest.key}: it waits for run {newest.run}, which has not ended"
-                raise Busy(msg)
-            tx.adopt(newest.key, epoch=newest.epoch, run=run, lease=self.lease)
-            return tx.revision(newest.key)
-        # Aborted: the range stays the checkpoint's and is taken again under the same id.
-        return tx.add_revision(self.pipeline, newest.checkpoint_id, "regular", run, self.lease)
-
-    def _take_new(
-        self, tx: Transaction, run: Run, slot: str | None, ended: Run | None, found: Mapping[str, Any]
-    ) -> Revision | None:
-        """Fix the input of a new checkpoint, unless one appeared meanwhile."""
-        again = self._take_again(tx, run, slot, ended)
-        if again is not None:
-            return again
-        inputs = {
-            name: source.fix(found[name], _Progress(tx, self.pipeline, name)) for name, source in self.sources.items()
-        }
-        if not any(inputs.values()):
-            return None
-        checkpoint_id = tx.add_checkpoint(self.pipeline, slot, inputs)
-        taken = tx.add_revision(self.pipeline, checkpoint_id, "regular", run, self.lease)
-        hit("begin.inside")
-        return taken
+    def replace(self, run: Run, checkpoint_id: int, *, kind: str = "backfill", campaign: str | None = None) -> Revision:
+        """Take the next revision of a committed checkpoint; the committed one stands until this one is promoted."""
+        return Taking(self, run, kind).replace(checkpoint_id, campaign)
 
     # --- attempt and votes -------------------------------------------------------------------------------------------
 
@@ -154,10 +108,10 @@ class Coordinator:
                 tx.move(
                     revision.key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease
                 )
-                places = self._places(revision.key, epoch, token)
-                tx.replace_participants(
-                    revision.key, [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
-                )
+                places = self._places(tx, revision.key, epoch, token)
+                sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
+                audits = [Participant(name, "audit", epoch) for name in self.audits]
+                tx.replace_participants(revision.key, [*sinks, *audits])
             return tx.revision(revision.key)
 
         opened = self.transact(step)
@@ -168,11 +122,21 @@ class Coordinator:
         """Say whether this very attempt is open already: the reply to opening it was lost."""
         if tx.hold(key).epoch != epoch:
             return False
-        return {p.name: p.handle for p in tx.participants(key)} == self._places(key, epoch, token)
+        handles = {p.name: p.handle for p in tx.participants(key) if p.kind == "sink"}
+        return handles == self._places(tx, key, epoch, token)
 
-    def _places(self, key: Key, epoch: int, token: str) -> dict[str, Json]:
-        """Name the staging place of each sink."""
-        return {name: sink.place(key, epoch, token) for name, sink in self.sinks.items()}
+    def _places(self, tx: Transaction, key: Key, epoch: int, token: str) -> dict[str, Json]:
+        """Name the staging place of each sink, and what is replaced there: live is one, so that stays what it is."""
+        slot = tx.slot(self.pipeline, key.checkpoint_id)
+        committed = tx.committed_revision(self.pipeline, key.checkpoint_id)
+        older = {p.name: p for p in tx.participants(committed.key)} if committed else {}
+
+        def place(name: str, sink: Sink) -> Json:
+            was = older.get(name)
+            output = Output(committed.key, was.attempt, was.handle, was.manifest) if committed and was else None
+            return sink.place(key, epoch, token, slot=slot, older=output)
+
+        return {name: place(name, sink) for name, sink in self.sinks.items()}
 
     def vote(
         self, revision: Revision, name: str, *, yes: bool, manifest: Json | None = None, reason: str | None = None
@@ -201,16 +165,16 @@ class Coordinator:
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(self, revision: Revision) -> Revision:
+    def commit(self, revision: Revision, why: str = "the commit point") -> Revision:
         """Decide, then promote. Once decided it can only go forward, by whoever comes next."""
         try:
-            self.decide_commit(revision)
+            self.decide_commit(revision, why)
         except TooManyPending:
-            self._promote_pending(revision.kind)
-            self.decide_commit(revision)
+            self._promote_pending(revision)
+            self.decide_commit(revision, why)
         return self.finish(revision.key)
 
-    def decide_commit(self, revision: Revision) -> None:
+    def decide_commit(self, revision: Revision, why: str = "the commit point") -> None:
         """Pass the commit point in one transaction: votes checked, commit_seq taken, positions moved."""
         hit("commit.before")
 
@@ -223,19 +187,21 @@ class Coordinator:
             if not participants or any(not p.vote or p.attempt != revision.epoch for p in participants):  # R7
                 raise Fenced(_fenced("commit", revision, held))
             self._check_pending(tx, held)
-            rows = sum(int(p.manifest.get("rows", 0)) for p in participants)
-            size = sum(int(p.manifest.get("bytes", 0)) for p in participants)
+            sinks = [p for p in participants if p.kind == "sink"]
+            rows = sum(int(p.manifest.get("rows", 0)) for p in sinks)
+            size = sum(int(p.manifest.get("bytes", 0)) for p in sinks)
             tx.move(
                 revision.key,
                 State.COMMITTING,
                 epoch=revision.epoch,
-                why="the commit point",
+                why=why,
                 commit_seq=tx.take_commit_seq(self.pipeline),
                 rows=rows,
                 bytes=size,
                 lease=self.lease,
             )
-            if tx.committed_revision(self.pipeline, revision.checkpoint_id) is None:
+            committed = tx.committed_revision(self.pipeline, revision.checkpoint_id)
+            if committed is None or committed.revision == 0:  # what was there before us has read nothing
                 self._advance(tx, revision.key)
             hit("commit.inside")
 
@@ -244,7 +210,7 @@ class Coordinator:
 
     def _check_pending(self, tx: Transaction, revision: Revision) -> None:
         """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""
-        waiting = [r for r in self._committing(tx, revision.kind) if r.key != revision.key]
+        waiting = [r for r in self._committing(tx, revision) if r.key != revision.key]
         if len(waiting) >= self.max_pending:
             msg = (
                 f"checkpoint {revision.key}: {len(waiting)} decided before it still wait for promotion"
@@ -252,11 +218,15 @@ class Coordinator:
             )
             raise TooManyPending(msg)
 
-    def _committing(self, tx: Transaction, kind: str) -> list[Revision]:
-        """Return the decided, unpromoted revisions of a lane, by commit_seq."""
-        regular = kind == "regular"
-        unfinished = tx.unfinished(self.pipeline)
-        return [r for r in unfinished if r.state is State.COMMITTING and (r.kind == "regular") == regular]
+    def _committing(self, tx: Transaction, mine: Revision) -> list[Revision]:
+        """Return the decided, unpromoted revisions of a lane, by commit_seq.
+
+        Checkpoints that follow each other share the regular lane; a slot and a replacement have one of their own.
+        """
+        unfinished = [r for r in tx.unfinished(self.pipeline) if r.state is State.COMMITTING]
+        if mine.in_order:
+            return [r for r in unfinished if r.in_order]
+        return [r for r in unfinished if r.checkpoint_id == mine.checkpoint_id]
 
     def _advance(self, tx: Transaction, key: Key) -> None:
         """Move the positions over this checkpoint's input, if they are still where it starts (R4)."""
@@ -274,13 +244,13 @@ class Coordinator:
         """Promote what is decided and mark it COMMITTED; anybody may do this, at any time, any number of times."""
         revision = self.transact(lambda tx: tx.revision(key))
         if revision.state is State.COMMITTING:
-            self._promote_pending(revision.kind, upto=revision.commit_seq)
+            self._promote_pending(revision, upto=revision.commit_seq)
         self.settle()
         return self.transact(lambda tx: tx.revision(key))
 
-    def _promote_pending(self, kind: str, upto: int | None = None) -> None:
+    def _promote_pending(self, mine: Revision, upto: int | None = None) -> None:
         """Promote the decided revisions of a lane in commit_seq order (R13)."""
-        for revision in self.transact(lambda tx: self._committing(tx, kind)):
+        for revision in self.transact(lambda tx: self._committing(tx, mine)):
             if upto is None or (revision.commit_seq or 0) <= upto:
                 self._promote(revision.key)
 
@@ -376,8 +346,9 @@ class Coordinator:
                 msg = f"checkpoint {key}: expected committing, found {held.state.lower()}; it cannot be restaged"
                 raise IllegalTransition(msg)
             epoch = held.epoch + 1
+            places = self._places(tx, key, epoch, token)
             again = [
-                Participant(p.name, "sink", epoch, handle=self._place_again(key, epoch, token, p))
+                Participant(p.name, "sink", epoch, handle=_place_again(places[p.name], p))
                 for p in tx.participants(key)
                 if p.name in lost and p.name not in tx.committed(key)
             ]
@@ -390,11 +361,6 @@ class Coordinator:
             return tx.revision(key)
 
         return self.transact(step)
-
-    def _place_again(self, key: Key, epoch: int, token: str, lost: Participant) -> Json:
-        """Name a new place, and remember what was voted for: should that turn up in the sink, it counts (R10)."""
-        earlier = [*lost.handle.get("earlier", ()), *filter(None, [lost.manifest.get("digest")])]
-        return {**self.sinks[lost.name].place(key, epoch, token), "earlier": earlier}
 
     # --- abort -------------------------------------------------------------------------------------------------------
 
@@ -476,17 +442,10 @@ class Coordinator:
         raise AssertionError  # the last pause is None: it returned or raised
 
 
-class _Progress:
-    """What a source may ask the record while it fixes an input."""
-
-    def __init__(self, tx: Transaction, pipeline: str, source: str) -> None:
-        self._tx, self._pipeline, self._source = tx, pipeline, source
-
-    def new_files(self, found: Sequence[InputFile]) -> list[InputFile]:
-        return self._tx.new_files(self._pipeline, self._source, found)
-
-    def position(self) -> Mapping[str, int]:
-        return self._tx.position(self._pipeline, self._source)
+def _place_again(place: Json, lost: Participant) -> Json:
+    """Remember what was voted for: should that turn up in the sink, it counts (R10)."""
+    earlier = [*lost.handle.get("earlier", ()), *filter(None, [lost.manifest.get("digest")])]
+    return {**place, "earlier": earlier}
 
 
 def _unsettled(pipeline: str, source: str, tx: Transaction) -> list[tuple[int, list[InputFile]]]:

@@ -37,6 +37,10 @@ class PromotionPending(Retryable):
     """The decision stands, but a sink cannot promote yet; recovery will finish it."""
 
 
+class NotYet(Retryable):
+    """The input of an interval is not there yet, and the source was declared to wait for it."""
+
+
 class TooManyPending(Retryable):
     """`max_pending` decided revisions wait for promotion; this one stays pre-committed."""
 
@@ -68,6 +72,10 @@ class ManifestMismatch(AttemptFailed):
     """What is on storage is not what the manifest says."""
 
 
+class AuditFailed(AttemptFailed):
+    """An audit of the staged data voted no."""
+
+
 class NoSpace(AttemptFailed):
     """The storage of a sink is full."""
 
@@ -83,9 +91,17 @@ class ConfigError(TwophaseError):
     """The declaration, a setting or an argument is wrong; nothing was changed."""
 
 
+class InputMissing(TwophaseError):
+    """There is nothing where an interval's input should be; nothing was recorded."""
+
+
 class IllegalTransition(TwophaseError):
     """The record does not allow this move: a bug, or a hand in the record."""
 
 
 class NothingCommitted(TwophaseError):
     """There is nothing committed to read at that time."""
+
+
+class Swept(TwophaseError):
+    """What is asked for was committed, replaced since, and removed when its retention was over."""

@@ -15,6 +15,8 @@ from twophase.core.errors import ConfigError, TwophaseError
 FAILPOINTS: dict[str, str] = {
     "begin.before": "nothing recorded",
     "begin.inside": "checkpoint and claims written, not yet committed to the database",
+    "adopt.before": "a folder that was there bears the marker of revision 0, which is not recorded",
+    "adopt.after": "revision 0 recorded, nothing staged",
     "begin.after": "input fixed, no attempt",
     "attempt.before": "input fixed, epoch not bumped",
     "attempt.after": "attempt open, nothing staged",
@@ -30,13 +32,17 @@ FAILPOINTS: dict[str, str] = {
     "vote.checked": "manifest checked against storage, vote not recorded",
     "vote.inside": "vote written, not yet committed to the database",
     "vote.after": "vote recorded",
+    "audit.before": "staged and checked, an audit not run",
+    "audit.after": "an audit's vote recorded",
     "commit.before": "pre-committed, nothing decided",
     "commit.inside": "decision written, not yet committed to the database",
     "commit.after": "the commit point is passed, nothing promoted",
     "promote.before": "decided, staged folder in its place",
     "promote.taken": "staged folder taken, not checked",
     "promote.checked": "taken folder checked, not visible",
-    "promote.visible": "folder visible, rename not durable",
+    "promote.gap": "without RENAME_EXCHANGE: the old revision put away, nothing visible in its place",
+    "promote.visible": "folder visible, rename not durable; in a replacement: what it replaced is in taken/",
+    "promote.superseded": "in a replacement: what it replaced was put away",
     "promote.durable": "folder visible and durable, not recorded",
     "promote.inside": "row in committed written, not yet committed to the database",
     "promote.after": "row in committed",
@@ -54,6 +60,9 @@ FAILPOINTS: dict[str, str] = {
     "recover.before": "nothing looked at",
     "sweep.before": "a dead folder found, not removed",
     "sweep.after": "a dead folder removed",
+    "sweep.inside": "a superseded revision written as swept, not yet committed to the database",
+    "sweep.swept": "a superseded revision recorded as swept, its folder in place",
+    "sweep.forgotten": "the folder of a swept revision removed",
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

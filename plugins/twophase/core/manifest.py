@@ -40,6 +40,8 @@ class Manifest:
     attempt: int
     schema: Schema
     files: tuple[StagedFile, ...]
+    #: The folder it is for, where that does not follow from the checkpoint.
+    folder: str | None = None
 
     @property
     def rows(self) -> int:
@@ -60,6 +62,7 @@ class Manifest:
             "sink": self.sink,
             "attempt": self.attempt,
             "schema": [list(column) for column in self.schema],
+            **({"folder": self.folder} if self.folder else {}),
         }
         lines = ",\n".join(json.dumps(file) for file in self.files)
         return (json.dumps(head)[:-1] + ', "files": [\n' + lines + "\n]}\n").encode()
@@ -74,6 +77,7 @@ class Manifest:
             attempt=found["attempt"],
             schema=tuple(Column(*column) for column in found["schema"]),
             files=tuple(StagedFile(*file) for file in found["files"]),
+            folder=found.get("folder"),
         )
 
     def summary(self, digest: str) -> dict[str, Any]:

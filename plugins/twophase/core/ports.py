@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
 from twophase.core.states import State
 
 
@@ -47,8 +47,14 @@ class Sink(Protocol):
     `handle` comes from `place` and is in the record before anything is written under it, so any process can go on.
     """
 
-    def place(self, key: Key, attempt: int, token: str) -> Json:
-        """Name a staging place private to this attempt; touches nothing."""
+    def place(
+        self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
+    ) -> Json:
+        """Name a staging place private to this attempt, and what its promotion replaces; touches nothing."""
+        ...
+
+    def adopt(self, key: Key, slot: str) -> Output | None:
+        """Describe what is in the slot's place though nobody recorded it, and mark it; None: there is nothing."""
         ...
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -75,16 +81,40 @@ class Progress(Protocol):
         """Return the decided offset per partition."""
         ...
 
+    def fixed(self) -> Mapping[str, tuple[int, int]]:
+        """Return the ranges that are this checkpoint's already; empty: it is a new one."""
+        ...
+
+    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+        """Return what another pipeline committed to a sink from one commit_seq on."""
+        ...
+
+
+class Committed(NamedTuple):
+    """What a pipeline committed to one sink in a range of its commit_seq."""
+
+    #: Half-open: everything below it is settled.
+    end: int
+    #: Of each checkpoint that was first committed in the range, what stands now; held until the transaction ends.
+    outputs: tuple[Output, ...]
+    #: The sink's declaration, and the schema of what was last decided there.
+    upstream: Json
+
 
 class Source(Protocol):
     """What a checkpoint reads. `discover` looks outside, `fix` chooses under the pipeline's lock."""
+
+    @property
+    def per_revision(self) -> bool:
+        """Say whether each revision fixes its input anew; otherwise it is the checkpoint's for ever."""
+        ...
 
     @property
     def settles(self) -> bool:
         """Say whether there is anything to do with input files after COMMITTED."""
         ...
 
-    def discover(self) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+    def discover(self, slot: str | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
         """Look for input; may be slow, holds no lock."""
         ...
 
@@ -127,12 +157,36 @@ class Transaction(Protocol):
         """Return the COMMITTED revision of a checkpoint."""
         ...
 
+    def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
+        """Return the live revision of a checkpoint: undecided, or not promoted yet."""
+        ...
+
+    def newest_of(self, pipeline: str, checkpoint_id: int) -> Revision:
+        """Return the revision of a checkpoint with the highest number; ConfigError if there is none."""
+        ...
+
+    def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
+        """Return the newest decided revision whose run is one of a campaign."""
+        ...
+
+    def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
+        """Return the slot of a checkpoint; ConfigError if there is no such checkpoint."""
+        ...
+
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
         """Add the next checkpoint, its fixed input and its claims; return its number."""
         ...
 
     def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
         """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
+        ...
+
+    def fix_inputs(self, key: Key, inputs: Mapping[str, Input]) -> None:
+        """Keep what this revision alone reads."""
+        ...
+
+    def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
+        """Add revision 0: what was there before us, COMMITTED as it is; a second time changes nothing."""
         ...
 
     def move(  # noqa: PLR0913 - the columns of a transition, by name
@@ -224,6 +278,10 @@ class Transaction(Protocol):
 
     def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
         """Return those that no checkpoint owns; a known path that looks different now raises InputChanged."""
+        ...
+
+    def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+        """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet."""
         ...
 
 

@@ -6,7 +6,9 @@ from twophase.core.checkpoint import Revision
 from twophase.core.states import State
 
 
-def why_dead(attempt: int, revision: Revision, voted: int | None, *, manifest: bool, copies: bool) -> str | None:
+def why_dead(  # noqa: PLR0911 - one return per rule
+    attempt: int, revision: Revision, voted: int | None, *, manifest: bool, copies: bool
+) -> str | None:
     """Say why what an attempt left on storage is dead; None: it may still be needed.
 
     `voted` is the attempt that the record names for this sink, `manifest` whether the leftover is a manifest, and
@@ -19,6 +21,8 @@ def why_dead(attempt: int, revision: Revision, voted: int | None, *, manifest: b
             return f"attempt {revision.epoch} took its place"
         case State.COMMITTING if attempt < revision.epoch and attempt != voted and not manifest:
             return f"attempt {voted} was voted for"
+        case State.SUPERSEDED if manifest and revision.swept:
+            return "a later revision took its place, its retention is over"
         case State.COMMITTED | State.SUPERSEDED if manifest and attempt != voted and attempt <= revision.epoch:
             return f"attempt {voted} was committed"
         case State.COMMITTED | State.SUPERSEDED if not manifest and copies:

@@ -19,10 +19,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.declared import Declared
+from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from twophase.core.checkpoint import Json, Key
+    from twophase.core.checkpoint import Json, Key, Output
     from twophase.core.ports import Promotion
+    from twophase.sinks.relations import Relation
 
 
 class Attempt(NamedTuple):
@@ -36,11 +38,24 @@ class Attempt(NamedTuple):
     manifest: bool = False
 
 
+class Superseded(NamedTuple):
+    """A revision that a later one took the place of, as it lies on storage."""
+
+    checkpoint_id: int
+    revision: int
+    path: str
+
+
 class Sink(Declared):
     """One output of a pipeline. Subclasses say how it is staged, promoted, found and discarded."""
 
     #: Whether promotion copies or moves the staged output away, so that what is left in staging is dead (R11).
     copies = True
+
+    @property
+    def slotted(self) -> bool:
+        """Say whether a slot owns a place of its own in it."""
+        return False
 
     @abstractmethod
     def location(self) -> str:
@@ -50,12 +65,18 @@ class Sink(Declared):
         """Return the folders that are this sink's own: nothing else may be read from or written into them."""
         return ()
 
-    def prepare(self) -> None:
+    def prepare(self, slot: str | None = None) -> None:
         """Check, before anything is recorded, that this sink can be written to; create what must exist."""
 
+    def adopt(self, key: Key, slot: str) -> Output | None:  # noqa: ARG002 - for sinks that can
+        """Describe what is in the slot's place though nobody recorded it, and mark it; None: there is nothing."""
+        return None
+
     @abstractmethod
-    def place(self, key: Key, attempt: int, token: str) -> Json:
-        """Name a staging place private to this attempt; touches nothing."""
+    def place(
+        self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
+    ) -> Json:
+        """Name a staging place private to this attempt, and what its promotion replaces; touches nothing."""
 
     @abstractmethod
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
@@ -64,6 +85,11 @@ class Sink(Declared):
     @abstractmethod
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Raise ManifestMismatch unless storage holds all that the manifest says."""
+
+    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:  # noqa: ARG002 - for sinks that can
+        """Return what an attempt staged, for audits and comparisons."""
+        msg = f"{type(self).__name__} {self.location()}: it cannot be audited; leave it out with on=…"
+        raise ConfigError(msg)
 
     @abstractmethod
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -85,12 +111,19 @@ class Sink(Declared):
     def remove(self, left: Attempt) -> None:
         """Remove one of those; the record said that it is dead."""
 
+    def superseded(self) -> Iterator[Superseded]:
+        """List the revisions that later ones took the place of, as far as the sink keeps them."""
+        return iter(())
+
+    def forget(self, old: Superseded) -> None:
+        """Remove one of those; the record said that its retention is over."""
+
     @abstractmethod
-    def verify(self, key: Key, attempt: int, manifest: Json) -> Iterator[str]:
+    def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with what the sink holds; yield each difference in words."""
 
     @abstractmethod
-    def strangers(self, known: Iterable[int]) -> Iterator[str]:
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield what is visible in the sink but is no committed checkpoint's."""
 
     def by_position(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 CHUNK = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
 #: Linux with a C library that has it; elsewhere a plain rename, which refuses a folder that is not empty.
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
 
@@ -75,16 +76,52 @@ def create(path: Path, content: bytes) -> None:
     fsync_folder(path.parent)
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Write a file, whole and durable, over whatever had its name."""
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    fsync_folder(path.parent)
+
+
 def rename_new(source: Path, target: Path) -> None:
     """Rename a folder onto a name that must not exist, in one atomic step; FileExistsError if it does."""
-    if _renameat2 is not None:
-        done = _renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
-        if done == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in {errno.EINVAL, errno.ENOSYS}:
-            raise OSError(code, os.strerror(code), str(source), None, str(target))
-    _rename_plain(source, target)
+    if not _rename_with(_RENAME_NOREPLACE, source, target):
+        _rename_plain(source, target)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places in one atomic step; False: this file system cannot, nothing was changed."""
+    return _rename_with(_RENAME_EXCHANGE, one, other)
+
+
+def can_exchange(folder: Path) -> bool:
+    """Say whether folders below this one can change places in one step; tries it."""
+    one, other = (folder / f".{uuid.uuid4().hex}" for _ in range(2))
+    one.mkdir()
+    try:
+        other.mkdir()
+        try:
+            return exchange(one, other)
+        finally:
+            other.rmdir()
+    finally:
+        one.rmdir()
+
+
+def _rename_with(flag: int, source: Path, target: Path) -> bool:
+    """Rename in the way a flag of Linux says; False: it is not known here."""
+    if _renameat2 is None:
+        return False
+    if _renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in {errno.EINVAL, errno.ENOSYS}:
+        return False
+    raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
 def _rename_plain(source: Path, target: Path) -> None:

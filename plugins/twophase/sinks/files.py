@@ -1,60 +1,87 @@
-"""A table of files: one folder per checkpoint, made visible by one rename. `layout` draws the folders."""
+"""A table of files: one folder per checkpoint or slot, made visible by one rename. `layout` draws the folders."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core import slots
+from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, NoSpace
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, StagedFile
-from twophase.core.ports import Outcome, Promotion
+from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
-from twophase.sinks import disk
-from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.layout import ATTEMPT, MARKER, Marker, Place
+from twophase.core.slots import Slot
+from twophase.sinks import adopting, disk, frames, manifests, paths
+from twophase.sinks.base import Attempt, Sink, Superseded
+from twophase.sinks.frames import Columns, Part
+from twophase.sinks.layout import ATTEMPT, SIDES, SUPERSEDED, Marker, Place, markers, side
+from twophase.sinks.manifests import THREADS
+from twophase.sinks.promoting import TRIES, Promoter
+from twophase.sinks.relations import Relation
 from twophase.sinks.rows import COMPRESSIONS, FORMATS, count_rows
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
-#: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
-TRIES = 20
-THREADS = 4
+#: What keeps the name of a swept revision taken where folders cannot be exchanged.
+TOMBSTONE = "_swept"
 
 
 class Files(Sink):
-    """Append each checkpoint to a folder of Parquet, JSON or CSV files."""
+    """A folder of Parquet, JSON or CSV files; each checkpoint, or each slot, is a folder in it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         path: str,
         *,
         format: str = "parquet",  # noqa: A002 - Spark's own word for it
         partition_by: Iterable[str] = (),
         options: Json | None = None,
+        slot_folder: str | None = None,
+        adopt: bool = False,
     ) -> None:
-        """Declare a table at a path; `options` go to Spark's writer."""
+        """Declare a table at a path; `options` go to Spark's writer.
+
+        With `slot_folder`, such as `dt={start:%Y-%m-%d}`, an interval owns one folder of a Hive-style table. One that
+        is there already and is not ours is an error, unless `adopt` lets it be revision 0 of its slot.
+        """
         self.path = str(path)
         self.format = format
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
+        self.slot_folder = slot_folder
+        self.adopts = adopt
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
         if re.match(r"[a-z][a-z0-9+.-]*://", self.path):
             msg = f"sinks.Files {self.path!r}: it needs atomic folder rename; on object stores use Delta or Iceberg"
             raise ConfigError(msg)
-        if format not in FORMATS:
-            msg = f"sinks.Files {self.path!r}: unknown format {format!r}, expected {', '.join(FORMATS)}"
+        if self.format not in FORMATS:
+            msg = f"sinks.Files {self.path!r}: unknown format {self.format!r}, expected {', '.join(FORMATS)}"
             raise ConfigError(msg)
         compression = self.options.get("compression", "none")
-        if format != "parquet" and compression not in COMPRESSIONS:
+        if self.format != "parquet" and compression not in COMPRESSIONS:
             msg = f"sinks.Files {self.path!r}: compression {compression!r}, expected {', '.join(COMPRESSIONS)}"
+            raise ConfigError(msg)
+        if self.slot_folder is None:
+            if self.adopts:
+                msg = f"sinks.Files {self.path!r}: adopt=True is for slot folders; declare slot_folder="
+                raise ConfigError(msg)
+            return
+        parts = self.slot_folder.split("/")
+        if not slots.fields(self.slot_folder) or any(part in {"", ".", ".."} for part in parts):
+            msg = (
+                f"sinks.Files {self.path!r}: slot_folder {self.slot_folder!r}: expected a folder's name that a slot"
+                " fills, such as `dt={start:%Y-%m-%d}`"
+            )
             raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
@@ -64,6 +91,8 @@ class Files(Sink):
             "format": self.format,
             "partition_by": self.partition_by,
             "options": self.options,
+            "slot_folder": self.slot_folder,
+            "adopt": self.adopts,
         }
 
     def location(self) -> str:
@@ -78,37 +107,118 @@ class Files(Sink):
         """CSV readers know columns by position."""
         return self.format == "csv"
 
-    def prepare(self) -> None:
+    @property
+    def slotted(self) -> bool:
+        """Say whether a slot owns a folder of its own."""
+        return self.slot_folder is not None
+
+    @property
+    def _side(self) -> Path:
+        return side(Path(self.location()))
+
+    def prepare(self, slot: str | None = None) -> None:
         """Create the table's folder and the one beside it, on one file system, so that a rename is atomic."""
-        table = Path(self.location())
-        side = table.with_name(f"{table.name}.twophase")
+        table, beside = Path(self.location()), self._side
+        if slot is not None and (foreign := self._foreign(slot)) is not None and not self.adopts:
+            raise self._not_ours(foreign)
         try:
-            for folder in (table, side, *(side / name for name in ("staging", "taken", "manifests"))):
+            for folder in (table, beside, *(beside / name for name in SIDES)):
                 if not folder.is_dir():
                     folder.mkdir(parents=True, exist_ok=True)
                     disk.fsync_folder(folder.parent)
         except OSError as error:
             msg = f"sinks.Files {self.path!r}: folder {error.filename} cannot be made: {error.strerror}"
             raise ConfigError(msg) from error
-        if not os.access(table, os.W_OK | os.X_OK) or not os.access(side, os.W_OK | os.X_OK):
-            msg = f"sinks.Files {self.path!r}: folder {table} or {side.name} beside it is not writable"
+        if not os.access(table, os.W_OK | os.X_OK) or not os.access(beside, os.W_OK | os.X_OK):
+            msg = f"sinks.Files {self.path!r}: folder {table} or {beside.name} beside it is not writable"
             raise ConfigError(msg)
-        if table.stat().st_dev != side.stat().st_dev:
-            msg = f"sinks.Files {self.path!r}: {table} and {side.name} beside it must be on one file system"
+        if table.stat().st_dev != beside.stat().st_dev:
+            msg = f"sinks.Files {self.path!r}: {table} and {beside.name} beside it must be on one file system"
             raise ConfigError(msg)
+
+    # --- slots -------------------------------------------------------------------------------------------------------
+
+    def _folder(self, slot: str | None) -> str | None:
+        """Return the name of a slot's folder; None: the table has one per checkpoint."""
+        if self.slot_folder is None:
+            return None
+        if slot is None:
+            msg = f"sinks.Files {self.path!r}: it has slot folders; run it with a slot"
+            raise ConfigError(msg)
+        name = Slot.parse(slot).format(self.slot_folder)
+        if any(part in {"", ".", ".."} for part in name.split("/")) or name.count("/") != self.slot_folder.count("/"):
+            msg = f"sinks.Files {self.path!r}: slot {slot!r} gives the folder {name!r}, which is no name of one"
+            raise ConfigError(msg)
+        return name
+
+    def _foreign(self, slot: str) -> Path | None:
+        """Return a slot's folder if it is there and nobody of us made it or took it in."""
+        name = self._folder(slot)
+        if name is None:
+            return None
+        folder = Path(self.location()) / name
+        try:
+            return None if markers(folder) else folder
+        except FileNotFoundError:
+            return None
+
+    def _not_ours(self, folder: Path) -> ConfigError:
+        msg = (
+            f"sinks.Files {self.path!r}: folder {folder} is there already and not ours; declare adopt=True to take it"
+            " in as the slot's revision 0, or move it away"
+        )
+        return ConfigError(msg)
+
+    def adopt(self, key: Key, slot: str) -> Output | None:
+        """Describe what is in a slot's folder though nobody recorded it, and put the marker of revision 0 in.
+
+        The marker goes into the very folder that was described, wherever that may have been moved meanwhile.
+        """
+        if self.slot_folder is None:
+            return None
+        handle = self.place(key, 1, "adopted", slot=slot)
+        place = Place(key, handle)
+        with adopting.foreign(place.visible) as folder:
+            if folder is None:
+                return None
+            if not self.adopts:
+                raise self._not_ours(folder.path)
+            manifest = folder.describe(key, self.format, self.options, handle["folder"])
+            content = manifest.dumps()
+            marker = Marker(key.revision, 1, disk.digest(content))
+            disk.replace(place.manifest(1), content)
+            folder.mark(marker)
+        return Output(key, 1, handle, manifest.summary(marker.digest))
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
-    def place(self, key: Key, attempt: int, token: str) -> Json:
+    def place(
+        self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
+    ) -> Json:
         """Name a staging folder beside the table; the token keeps it apart if a restored record repeats epochs."""
         name = f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"
-        return {"table": self.location(), "name": name}
+        place = {"table": self.location(), "name": name}
+        if folder := self._folder(slot):
+            place["folder"] = folder
+        if older is not None:
+            place["replaces"] = str(Marker(older.key.revision, older.attempt, older.manifest["digest"]))
+        return place
+
+    def _given_names(self) -> list[str]:
+        """Return the columns that the names of folders give, which the data cannot have too."""
+        if self.slot_folder is None:
+            return ["checkpoint"]
+        return [part.partition("=")[0] for part in self.slot_folder.split("/") if "=" in part]
 
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
         """Let Spark write the frame, then seal what it wrote."""
-        if any(name.lower() == "checkpoint" for name in frame.columns):
-            msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named 'checkpoint': the folder's is; rename it"
-            raise ConfigError(msg)
+        for given in self._given_names():
+            if any(name.lower() == given.lower() for name in frame.columns):
+                msg = (
+                    f"checkpoint {key}: sink {sink!r}: a column cannot be named {given!r}: the folder's is;"
+                    " rename or drop it"
+                )
+                raise ConfigError(msg)
         place = Place(key, handle)
         writer = frame.write.format(self.format).options(
             **{
@@ -129,11 +239,12 @@ class Files(Sink):
         hit("stage.written")
         try:
             self._name_files(place.staged, f"part-r{key.revision}-a{attempt}-")
-            manifest = Manifest(key, sink, attempt, schema, tuple(self._seal_files(place.staged)))
+            files = tuple(self._seal_files(place.staged))
+            manifest = Manifest(key, sink, attempt, schema, files, handle.get("folder"))
             hit("stage.durable")
             content = manifest.dumps()
             checksum = disk.digest(content)
-            disk.create(place.manifest(key, attempt), content)
+            disk.create(place.manifest(attempt), content)
             hit("stage.manifest")
             marker = place.staged / str(Marker(key.revision, attempt, checksum))
             marker.touch()
@@ -141,7 +252,7 @@ class Files(Sink):
         except FileExistsError as error:
             msg = (
                 f"checkpoint {key}: sink {sink!r}: another attempt {attempt} left the manifest"
-                f" {place.manifest(key, attempt)}: the record is older than the table; run again"
+                f" {place.manifest(attempt)}: the record is older than the table; run again"
             )
             raise ManifestMismatch(msg) from error
         except OSError as error:
@@ -187,184 +298,26 @@ class Files(Sink):
         return files
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote, and see that its name in the table is free."""
-        place = Place(key, handle)
-        marker = self._marker(key, place, manifest)
-        if place.visible.exists():
-            msg = f"checkpoint {key}: folder {place.visible} is there already, but not in this record; move it away"
+        """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
+        promoter = Promoter(key, handle, manifest)
+        place, marker = promoter.place, promoter.marker
+        if refusal := promoter.refusal():
+            msg = f"checkpoint {key}: {refusal}; it is not in this record, move it away"
             raise ManifestMismatch(msg)
         if not (place.staged / str(marker)).exists():
             msg = f"checkpoint {key}: staged folder {place.staged} has no marker {marker}; stage it again"
             raise ManifestMismatch(msg)
-        self._check_files(place.staged, self._manifest(place, key, marker.attempt, marker.digest))
-
-    def _manifest(self, place: Place, key: Key, attempt: int, digest: str) -> Manifest:
-        """Load a manifest, if it is the one that the digest stands for."""
-        path = place.manifest(key, attempt)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            msg = f"checkpoint {key}: manifest {path} is gone"
-            raise ManifestMismatch(msg) from None
-        if disk.digest(content) != digest:
-            msg = f"checkpoint {key}: manifest {path}: expected checksum {digest}, found {disk.digest(content)}"
-            raise ManifestMismatch(msg)
-        return Manifest.loads(content)
-
-    def _check_files(self, folder: Path, manifest: Manifest) -> list[str]:
-        """Raise ManifestMismatch unless a folder holds all that its manifest says; return what it holds besides.
-
-        Size and modification time tell; a file whose time changed is read again and must still have its checksum.
-        """
-        found = dict(disk.walk(folder))
-        for file in manifest.files:
-            stat = found.pop(file.path, None)
-            problem = None
-            if stat is None:
-                problem = "is missing"
-            elif stat.st_size != file.size:
-                problem = f"was altered: expected {file.size} bytes, found {stat.st_size}"
-            elif stat.st_mtime_ns != file.mtime_ns and (now := disk.digest_file(folder / file.path)) != file.xxh3:
-                problem = f"was altered: expected checksum {file.xxh3}, found {now}"
-            if problem:
-                msg = f"checkpoint {manifest.key}: staged file {folder / file.path} {problem}; stage it again"
-                raise ManifestMismatch(msg)
-        return [path for path in found if not MARKER.fullmatch(path)]
+        manifests.check(place.staged, manifests.load(place, marker.attempt, marker.digest))
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands without changing it."""
-        place = Place(key, handle)
-        if not place.reachable:
-            return Promotion(Outcome.RETRY_LATER, f"folder {place.table} is not there; is it mounted?")
-        marker = self._marker(key, place, manifest)
-        promoted = self._promoted(key, place, marker)
-        if promoted is None:
-            # In the order in which an output moves, so that one on its way is met somewhere: staging, taken, table.
-            whole, problem = self._staged(key, place, marker)
-            if whole:
-                return Promotion(Outcome.RETRY_LATER, f"staged at {whole}")
-            promoted = self._promoted(key, place, marker) or Promotion(Outcome.FAILED, problem)
-        return promoted
-
-    def _staged(self, key: Key, place: Place, marker: Marker) -> tuple[Path | None, str]:
-        """Return where the staged output is, or why what is there cannot be promoted.
-
-        Promoters may take it from each other meanwhile: only what two listings agree on is missing.
-        """
-        problem, before = f"staged output {place.staged} is gone", None
-        for _ in range(TRIES):
-            folders = [place.staged, *place.taken_by_others()] if before is None else before
-            for folder in folders:
-                if not (folder / str(marker)).exists():
-                    continue
-                try:
-                    self._check_files(folder, self._manifest(place, key, marker.attempt, marker.digest))
-                except FileNotFoundError:
-                    return folder, ""  # a promoter has just taken it: it is on its way
-                except ManifestMismatch as error:
-                    problem = str(error)
-                    continue
-                return folder, ""
-            before = [place.staged, *place.taken_by_others()]
-            if before == folders:
-                break
-        return None, problem
+        return Promoter(key, handle, manifest).find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Take the staged folder, check it, rename it into the table; start over whenever another was faster (R1)."""
-        place = Place(key, handle)
-        if not place.reachable:
-            return self.find(key, handle, manifest)
-        marker = self._marker(key, place, manifest)
-        for _ in range(TRIES):
-            promoted = self._promoted(key, place, marker)
-            if promoted:
-                return promoted
-            mine = self._take(place, marker)
-            if mine is None:
-                found = self.find(key, handle, manifest)
-                if found.outcome is Outcome.RETRY_LATER:
-                    continue
-                return found
-            hit("promote.taken")
-            try:
-                self._check_taken(key, place, mine, marker)
-            except ManifestMismatch as error:
-                return Promotion(Outcome.FAILED, str(error))
-            hit("promote.checked")
-            if self._show(place, mine):
-                promoted = self._promoted(key, place, marker)
-                return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
-        return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
-
-    def _marker(self, key: Key, place: Place, manifest: Json) -> Marker:
-        match = ATTEMPT.fullmatch(place.name)
-        return Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
-
-    def _promoted(self, key: Key, place: Place, marker: Marker) -> Promotion | None:
-        """Read the marker back; None: nothing is visible under this checkpoint's name."""
-        found: Marker | None = marker
-        if not (place.visible / str(marker)).exists():
-            try:
-                names = [entry.name for entry in place.visible.iterdir()]
-            except FileNotFoundError:
-                return None
-            matches = [match for match in map(MARKER.fullmatch, names) if match]
-            found = Marker(int(matches[0][1]), int(matches[0][2]), matches[0][3]) if matches else None
-        ours = found is not None and (found == marker or found.revision > key.revision or found.digest in place.earlier)
-        if found is None or not ours:
-            holder = f"the marker {found}" if found else "no marker"
-            return Promotion(Outcome.FAILED, f"folder {place.visible} is there already, with {holder}")
-        # Whoever counts a marker makes it durable first: its promoter may have died before its own fsync (R2).
-        disk.fsync_folder(place.table)
-        if place.taken.is_dir():
-            disk.fsync_folder(place.taken)
-        if found.revision > key.revision:  # it was promoted, and replaced since
-            return Promotion(Outcome.ALREADY_PROMOTED)
-        summary = None
-        if found != marker:
-            summary = self._manifest(place, key, found.attempt, found.digest).summary(found.digest)
-        hit("promote.durable")
-        return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
-
-    def _take(self, place: Place, marker: Marker) -> Path | None:
-        """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
-        for source in (place.staged, *place.taken_by_others()):
-            mine = place.taken / f"{place.prefix}.{uuid.uuid4().hex}"
-            try:
-                source.rename(mine)
-            except FileNotFoundError:
-                continue
-            if (mine / str(marker)).exists():
-                return mine
-            # Without its marker it is not what was voted for: a straggling task made the folder again. Never promoted.
-            mine.rename(mine.with_name(f"{mine.name}.junk"))
-        return None
-
-    def _check_taken(self, key: Key, place: Place, mine: Path, marker: Marker) -> None:
-        """Check a taken folder against its manifest, and remove what a straggling task left in it."""
-        manifest = self._manifest(place, key, marker.attempt, marker.digest)
-        try:
-            strays = self._check_files(mine, manifest)
-            for stray in strays:
-                (mine / stray).unlink()
-            if strays:
-                disk.prune(mine)
-        except FileNotFoundError:
-            if mine.exists():
-                raise
-            # another promoter took it from us: `_show` finds it gone and we start over
-
-    def _show(self, place: Place, mine: Path) -> bool:
-        """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
-        try:
-            disk.rename_new(mine, place.visible)
-        except (FileNotFoundError, FileExistsError):
-            return False
-        hit("promote.visible")
-        return True
+        """Take the staged folder and rename it into the table, or exchange it with what it replaces."""
+        return Promoter(key, handle, manifest).promote()
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
@@ -373,85 +326,179 @@ class Files(Sink):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
 
-    # --- sweep, verify, read -----------------------------------------------------------------------------------------
+    # --- sweep -------------------------------------------------------------------------------------------------------
 
     def attempts(self) -> Iterator[Attempt]:
         """List what attempts left beside the table."""
-        table = Path(self.location())
-        yield from self._attempts(table.with_name(f"{table.name}.twophase"))
+        yield from self._attempts(self._side)
 
     def _attempts(self, side: Path) -> Iterator[Attempt]:
-        for name in ("staging", "taken", "manifests"):
-            if not (side / name).is_dir():
-                continue
-            with os.scandir(side / name) as entries:
-                found = [(entry.name, entry.path) for entry in entries]
-            for entry, path in found:
+        for name in SIDES[:3]:
+            for entry, path in _entries(side / name):
                 if match := ATTEMPT.fullmatch(entry):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it."""
+        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it.
+
+        What an exchange brought out is not this attempt's, whatever its folder is called: it is put away.
+        """
         path = Path(left.path)
         if left.manifest and self._is_visible(left):
             return
+        if path.parent.name == "taken" and path.is_dir() and not left.manifest:
+            others = [marker for marker in markers(path) if marker.revision != left.revision]
+            if others:
+                disk.rename_new(
+                    path, path.parents[1] / "superseded" / f"{left.checkpoint_id:08d}.r{others[0].revision}"
+                )
+                return
         disk.remove(path, path.parent.parent / "taken")
 
     def _is_visible(self, left: Attempt) -> bool:
-        table = Path(left.path).parents[1]
-        marker = Marker(left.revision, left.attempt, disk.digest(Path(left.path).read_bytes()))
-        visible = table.with_name(table.name.removesuffix(".twophase")) / f"checkpoint={left.checkpoint_id:08d}"
-        return (visible / str(marker)).exists()
+        """Say whether the folder that a manifest describes is in the table."""
+        try:
+            content = Path(left.path).read_bytes()
+        except FileNotFoundError:
+            return False
+        marker = str(Marker(left.revision, left.attempt, disk.digest(content)))
+        folder = f"checkpoint={left.checkpoint_id:08d}" if self.slot_folder is None else Manifest.loads(content).folder
+        return folder is not None and (Path(self.location()) / folder / marker).exists()
 
-    def verify(self, key: Key, attempt: int, manifest: Json) -> Iterator[str]:
+    def superseded(self) -> Iterator[Superseded]:
+        """List what later revisions took the place of."""
+        for entry, path in _entries(self._side / "superseded"):
+            if (match := SUPERSEDED.fullmatch(entry)) and os.listdir(path) != [TOMBSTONE]:  # noqa: PTH208 - a string
+                yield Superseded(int(match[1]), int(match[2]), path)
+
+    def forget(self, old: Superseded) -> None:
+        """Remove one of those; where folders cannot be exchanged its name stays taken for ever (R3)."""
+        path = Path(old.path)
+        if disk.can_exchange(path.parent):
+            disk.remove(path, self._side / "taken")
+            return
+        (path / TOMBSTONE).touch()
+        disk.fsync_folder(path)
+        for entry in list(path.iterdir()):
+            if entry.name != TOMBSTONE:
+                disk.remove(entry, self._side / "taken")
+
+    # --- verify, read ------------------------------------------------------------------------------------------------
+
+    def where(self, output: Output) -> Path | None:
+        """Return the folder of a decided revision: in the table, or where a later one put it; None: it is gone."""
+        place = Place(output.key, output.handle)
+        marker = str(Marker(output.key.revision, output.attempt, output.manifest["digest"]))
+        for _ in range(TRIES):  # an exchange may be under way: it is looked for in the order in which it moves
+            before = place.taken_by_others(f"{output.key.checkpoint_id:08d}")
+            for folder in (place.visible, *before, place.superseded(output.key.revision)):
+                if (folder / marker).exists():
+                    return folder
+            if (
+                place.taken_by_others(f"{output.key.checkpoint_id:08d}") == before
+                and not (place.visible / marker).exists()
+            ):
+                return None
+        return None
+
+    def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with its folder, byte by byte."""
-        place = Place(key, self.place(key, attempt, "verify"))
-        marker = Marker(key.revision, attempt, manifest["digest"])
+        place = Place(output.key, output.handle)
+        marker = Marker(output.key.revision, output.attempt, output.manifest["digest"])
         if not (place.visible / str(marker)).exists():
             yield f"{place.visible} has no marker {marker}"
             return
         try:
-            expected = self._manifest(place, key, attempt, manifest["digest"])
+            expected = manifests.load(place, output.attempt, marker.digest)
         except ManifestMismatch as error:
             yield str(error)
             return
-        found = dict(disk.walk(place.visible))
-        found.pop(str(marker))
+        yield from manifests.differences(place.visible, expected, marker)
 
-        def compare(file: StagedFile) -> str | None:
-            path = f"{place.visible}/{file.path}"
-            stat = found.get(file.path)
-            if stat is None:
-                return f"{path} is missing"
-            if stat.st_size != file.size:
-                return f"{path}: expected {file.size} bytes, found {stat.st_size}"
-            checksum = disk.digest_file(path)
-            return None if checksum == file.xxh3 else f"{path}: expected checksum {file.xxh3}, found {checksum}"
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
+        """Yield what is in the table's folder but is no committed checkpoint's.
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            yield from filter(None, pool.map(compare, expected.files))
-        for stranger in found.keys() - {file.path for file in expected.files}:
-            yield f"{place.visible}/{stranger} is not in the manifest"
-
-    def strangers(self, known: Iterable[int]) -> Iterator[str]:
-        """Yield what is in the table's folder but is no committed checkpoint's."""
-        expected = {f"checkpoint={checkpoint_id:08d}" for checkpoint_id in known}
-        if not Path(self.location()).is_dir():
-            yield f"folder {self.location()} is not there"
+        A table with slot folders may hold older ones that nobody adopted; only those that bear a marker are strange.
+        """
+        table = Path(self.location())
+        if not table.is_dir():
+            yield f"folder {table} is not there"
             return
-        with os.scandir(self.location()) as entries:
-            yield from (f"{entry.path} is no committed checkpoint's" for entry in entries if entry.name not in expected)
+        expected = {str(Place(output.key, output.handle).visible) for output in known}
+        if self.slot_folder is None:
+            yield from (f"{path} is no committed checkpoint's" for _, path in _entries(table) if path not in expected)
+            return
+        depth = self.slot_folder.strip("/").count("/") + 1
+        for folder in table.glob("/".join(["*"] * depth)):
+            if folder.is_dir() and str(folder) not in expected and markers(folder):
+                yield f"{folder} is no committed slot's"
+
+    def files(self, output: Output) -> list[str]:
+        """List the files of a decided revision, from its manifest."""
+        found = manifests.load(Place(output.key, output.handle), output.attempt, output.manifest["digest"])
+        folder = self._there(output)
+        return [f"{folder}/{file.path}" for file in found.files if not file.path.startswith(("_", "."))]
+
+    def _there(self, output: Output) -> Path:
+        folder = self.where(output)
+        if folder is None:
+            msg = f"checkpoint {output.key}: its folder is neither in {self.location()} nor under superseded/"
+            raise ManifestMismatch(msg)
+        return folder
+
+    def staged_files(self, key: Key, handle: Json, manifest: Json) -> list[str]:
+        """List the files that an attempt staged, from its manifest."""
+        promoter = Promoter(key, handle, manifest)
+        found = manifests.load(promoter.place, promoter.marker.attempt, promoter.marker.digest)
+        return [f"{promoter.place.staged}/{file.path}" for file in found.files]
+
+    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+        """Return what an attempt staged, for audits and comparisons."""
+        output = Output(key, 0, handle, manifest)
+        return self._relation(self.staged_files(key, handle, manifest), output, "staged")
+
+    def committed(self, output: Output) -> Relation:
+        """Return what a decided revision holds, for comparisons."""
+        return self._relation(self.files(output), output, "committed")
+
+    def _relation(self, files: list[str], output: Output, name: str) -> Relation:
+        given = self._given(output) if self.slotted else {}
+        return Relation(
+            files,
+            output.manifest["schema"],
+            format=self.format,
+            options=self.options,
+            partition_by=self.partition_by,
+            constants=given,
+            mixed=output.key.revision == 0,
+            name=name,
+        )
+
+    def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return a frame over decided revisions: the columns of the widest schema, and those that folder names give."""
+        parts = [Part(self._there(output), self.files(output), self._given(output)) for output in outputs]
+        # Only new columns may be added, so the widest schema fits every checkpoint.
+        schema = max((output.manifest["schema"] for output in outputs), key=len)
+        given = {name: "bigint" if name == "checkpoint" else "string" for name in self._given_names()}
+        reader = spark.read.format(self.format).options(**self.read_options())
+        return frames.union(spark, reader, Path(self.location()), parts, Columns(paths.ddl(schema), given))
+
+    def _given(self, output: Output) -> dict[str, Any]:
+        """Return the columns that the name of a visible folder gives its rows."""
+        if self.slot_folder is None:
+            return {"checkpoint": output.key.checkpoint_id}
+        parts = (part.partition("=") for part in output.handle["folder"].split("/"))
+        return {name: unquote(value) for name, equals, value in parts if equals}
 
     def read_options(self) -> dict[str, Any]:
         """Return what Spark's reader must know to read what its writer wrote."""
         return {**CSV, **self.options} if self.format == "csv" else {}
 
-    def folder(self, key: Key) -> str:
-        """Return the visible folder of a committed checkpoint."""
-        return f"{self.location()}/checkpoint={key.checkpoint_id:08d}"
 
-    def files(self, key: Key, attempt: int, manifest: Json) -> list[str]:
-        """List the files of a committed revision, from its manifest."""
-        place = Place(key, self.place(key, attempt, "read"))
-        found = self._manifest(place, key, attempt, manifest["digest"])
-        return [f"{place.visible}/{file.path}" for file in found.files]
+def _entries(folder: Path) -> list[tuple[str, str]]:
+    """Return the names in a folder, with their paths; a folder that is not there is empty."""
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.name, entry.path) for entry in entries]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,196 @@
+"""Which revision a run works on: one that was left undecided, a checkpoint's next one, or the first of a new one.
+
+A new revision has its input in the record before anything reads it, and keeps it: every attempt reads the same records.
+What a landing folder or a range of offsets gave is the checkpoint's for ever; what an interval or another pipeline's
+commits gave is the revision's own, and its next revision looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.checkpoint import Input, InputFile, Key, Revision, Run
+from twophase.core.errors import Busy, ConfigError, PromotionPending
+from twophase.core.failpoints import hit
+from twophase.core.recovery import recover
+from twophase.core.states import DECIDED, UNDECIDED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twophase.core.coordinator import Coordinator
+    from twophase.core.ports import Committed, Transaction
+
+Found = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Taking:
+    """One run takes one revision."""
+
+    coordinator: Coordinator
+    run: Run
+    kind: str
+
+    @property
+    def pipeline(self) -> str:
+        """Return the pipeline's name."""
+        return self.coordinator.pipeline
+
+    def begin(self, slot: str | None) -> Revision | None:
+        """Take the checkpoint that is next, or the slot's; None when there is no new input.
+
+        A slot that is decided already is returned as it is: a second run has nothing to do.
+        """
+        recover(self.coordinator, decided_only=True)
+        hit("begin.before")
+        transact = self.coordinator.transact
+        ended = self._ended(transact(lambda tx: tx.newest(self.pipeline, slot)))
+        taken = transact(lambda tx: self._go_on(tx, slot, ended))
+        if taken is None:
+            found = {name: source.discover(slot) for name, source in self.coordinator.sources.items()}
+            taken = transact(lambda tx: self._take(tx, slot, ended, found))
+        if taken is not None and taken.state in UNDECIDED:
+            self._adopt(taken)
+        hit("begin.after")
+        return taken
+
+    def replace(self, checkpoint_id: int, campaign: str | None) -> Revision:
+        """Take the next revision of a committed checkpoint; the committed one stands until this one is promoted.
+
+        One that was decided in the same campaign, whose name its run begins with, is returned as it is.
+        """
+        recover(self.coordinator, decided_only=True)
+        hit("begin.before")
+        transact = self.coordinator.transact
+        slot = transact(lambda tx: tx.slot(self.pipeline, checkpoint_id))
+        ended = self._ended(transact(lambda tx: tx.live_revision(self.pipeline, checkpoint_id)))
+        sources = self.coordinator.sources.items()
+        found = {name: source.discover(slot) for name, source in sources if source.per_revision}
+        taken = transact(lambda tx: self._replace(tx, checkpoint_id, campaign, ended, found))
+        hit("begin.after")
+        return taken
+
+    def _replace(
+        self, tx: Transaction, checkpoint_id: int, campaign: str | None, ended: Run | None, found: Found
+    ) -> Revision:
+        tx.lock(self.pipeline)
+        if campaign and (done := tx.decided_in(self.pipeline, checkpoint_id, campaign)):
+            return done
+        live = tx.live_revision(self.pipeline, checkpoint_id)
+        if live is not None and live.state in UNDECIDED:
+            return self._take_over(tx, live, ended)
+        if live is not None:
+            msg = f"checkpoint {live.key}: it is decided and not promoted yet; it can be replaced once it is"
+            raise PromotionPending(msg)
+        if tx.committed_revision(self.pipeline, checkpoint_id) is None:
+            msg = f"checkpoint {self.pipeline}/{checkpoint_id}: nothing of it is committed, so nothing can be replaced"
+            raise ConfigError(msg)
+        return self._next_revision(tx, checkpoint_id, found)
+
+    def _ended(self, left: Revision | None) -> Run | None:
+        """Return the run that left a revision undecided, if that run is over."""
+        if left and left.state in UNDECIDED and self.coordinator.run_ended(left.run):
+            return left.run
+        return None
+
+    def _go_on(self, tx: Transaction, slot: str | None, ended: Run | None) -> Revision | None:
+        """Go on with what is undecided, or say that a slot is decided; None: a revision has to be added."""
+        tx.lock(self.pipeline)
+        newest = tx.newest(self.pipeline, slot)
+        if newest is None:
+            return None
+        if newest.state in DECIDED:
+            return None if slot is None else newest
+        return self._take_over(tx, newest, ended) if newest.state in UNDECIDED else None
+
+    def _take_over(self, tx: Transaction, left: Revision, ended: Run | None) -> Revision:
+        """Go on with this run's own revision at once, with another's once its lease is out and its run is over."""
+        if left.run != self.run and left.leased:
+            msg = f"checkpoint {left.key}: run {left.run} works on it, {left.lease_left:.1f} s of lease left"
+            raise Busy(msg, lease_left=left.lease_left)
+        if left.run not in {self.run, ended}:
+            msg = f"checkpoint {left.key}: it waits for run {left.run}, which has not ended"
+            raise Busy(msg)
+        tx.adopt(left.key, epoch=left.epoch, run=self.run, lease=self.coordinator.lease)
+        return tx.revision(left.key)
+
+    def _take(self, tx: Transaction, slot: str | None, ended: Run | None, found: Found) -> Revision | None:
+        """Add a revision: the next one of an aborted checkpoint, or the first one of a new checkpoint."""
+        again = self._go_on(tx, slot, ended)
+        if again is not None:
+            return again
+        newest = tx.newest(self.pipeline, slot)
+        if newest is not None and newest.state not in DECIDED:
+            # Aborted: the input stays the checkpoint's and is taken again under the same id.
+            return self._next_revision(tx, newest.checkpoint_id, found)
+        inputs = self._fix(tx, found, {})
+        if slot is None and not any(inputs.values()):
+            return None
+        owned = {name: Input(ranges=fixed.ranges) if self._anew(name) else fixed for name, fixed in inputs.items()}
+        checkpoint_id = tx.add_checkpoint(self.pipeline, slot, owned)
+        return self._add_revision(tx, checkpoint_id, inputs)
+
+    def _anew(self, source: str) -> bool:
+        """Say whether a source looks anew for each revision."""
+        return self.coordinator.sources[source].per_revision
+
+    def _next_revision(self, tx: Transaction, checkpoint_id: int, found: Found) -> Revision:
+        """Add the next revision of a checkpoint; only those sources that look anew each time fix anything."""
+        anew = {name: what for name, what in found.items() if self._anew(name)}
+        inputs = self._fix(tx, anew, tx.ranges(self.pipeline, checkpoint_id))
+        return self._add_revision(tx, checkpoint_id, inputs)
+
+    def _add_revision(self, tx: Transaction, checkpoint_id: int, inputs: Mapping[str, Input]) -> Revision:
+        taken = tx.add_revision(self.pipeline, checkpoint_id, self.kind, self.run, self.coordinator.lease)
+        anew = {name: fixed for name, fixed in inputs.items() if self._anew(name)}
+        if anew:
+            tx.fix_inputs(taken.key, anew)
+        hit("begin.inside")
+        return taken
+
+    def _fix(
+        self, tx: Transaction, found: Found, ranges: Mapping[str, Mapping[str, tuple[int, int]]]
+    ) -> dict[str, Input]:
+        """Let each source choose its input out of what was found."""
+        return {
+            name: self.coordinator.sources[name].fix(what, _Progress(tx, self.pipeline, name, ranges.get(name, {})))
+            for name, what in found.items()
+        }
+
+    def _adopt(self, taken: Revision) -> None:
+        """Take what the slot's place held before us into the record as revision 0, before anything is staged."""
+        slot = taken.slot
+        if slot is None:
+            return
+        transact = self.coordinator.transact
+        if transact(lambda tx: tx.committed_revision(self.pipeline, taken.checkpoint_id)) is not None:
+            return
+        key = Key(self.pipeline, taken.checkpoint_id, 0)
+        found = {name: sink.adopt(key, slot) for name, sink in self.coordinator.sinks.items()}
+        outputs = {name: output for name, output in found.items() if output is not None}
+        if outputs:
+            hit("adopt.before")
+            transact(lambda tx: tx.add_adopted(key, slot, outputs))
+            hit("adopt.after")
+
+
+class _Progress:
+    """What a source may ask the record while it fixes an input."""
+
+    def __init__(self, tx: Transaction, pipeline: str, source: str, ranges: Mapping[str, tuple[int, int]]) -> None:
+        self._tx, self._pipeline, self._source, self._ranges = tx, pipeline, source, ranges
+
+    def new_files(self, found: Sequence[InputFile]) -> list[InputFile]:
+        return self._tx.new_files(self._pipeline, self._source, found)
+
+    def position(self) -> Mapping[str, int]:
+        return self._tx.position(self._pipeline, self._source)
+
+    def fixed(self) -> Mapping[str, tuple[int, int]]:
+        return self._ranges
+
+    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+        return self._tx.committed_range(pipeline, sink, start, end, limit)

@@ -1,0 +1,72 @@
+"""Decided revisions of a table as one DataFrame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twophase.sinks import paths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+
+class Part(NamedTuple):
+    """One revision: where it lies, its files, and what the name of its folder in the table says of its rows."""
+
+    folder: Path
+    files: list[str]
+    given: Mapping[str, Any]
+
+
+class Columns(NamedTuple):
+    """What the files have, and what the names of folders give, with their types."""
+
+    written: str
+    given: Mapping[str, str]
+
+    @property
+    def all(self) -> str:
+        """Return all of them."""
+        return self.written + "".join(f", `{name}` {kind}" for name, kind in self.given.items())
+
+
+def union(
+    spark: SparkSession, reader: DataFrameReader, table: Path, parts: Sequence[Part], columns: Columns
+) -> DataFrame:
+    """Read what stands in the table in one scan, and what was replaced since from where it was put.
+
+    Files are named one by one, and their names are a revision's own: if one is replaced while it is read, the read
+    fails; it never gets rows of another revision.
+    """
+    frames = []
+    with paths.listed_in_the_driver(spark):
+        standing: list[str] = []
+        for part in parts:
+            if part.folder.is_relative_to(table):
+                standing += part.files
+            elif part.files:
+                old = _load(reader.schema(columns.written), part.folder, part.files)
+                frames.append(_with(old, part.given, columns.given))
+        if standing:
+            frames.append(_load(reader.schema(columns.all), table, standing))
+    if not frames:
+        return spark.createDataFrame([], columns.all)
+    first, *rest = frames
+    for frame in rest:
+        first = first.unionByName(frame)
+    return first
+
+
+def _load(reader: DataFrameReader, base: Path, files: Sequence[str]) -> DataFrame:
+    return reader.option("basePath", base.as_uri()).load([paths.literal(path) for path in files])
+
+
+def _with(frame: DataFrame, values: Mapping[str, Any], kinds: Mapping[str, str]) -> DataFrame:
+    from pyspark.sql import functions
+
+    for name, value in values.items():
+        frame = frame.withColumn(name, functions.lit(value).cast(kinds[name]))
+    return frame

@@ -1,0 +1,73 @@
+"""A folder against its manifest."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from twophase.core.errors import ManifestMismatch
+from twophase.core.manifest import Manifest, StagedFile
+from twophase.sinks import disk
+from twophase.sinks.layout import Marker, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+THREADS = 4
+
+
+def load(place: Place, attempt: int, digest: str) -> Manifest:
+    """Load a manifest, if it is the one that the digest stands for."""
+    path = place.manifest(attempt)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        msg = f"checkpoint {place.key}: manifest {path} is gone"
+        raise ManifestMismatch(msg) from None
+    if disk.digest(content) != digest:
+        msg = f"checkpoint {place.key}: manifest {path}: expected checksum {digest}, found {disk.digest(content)}"
+        raise ManifestMismatch(msg)
+    return Manifest.loads(content)
+
+
+def check(folder: Path, manifest: Manifest) -> list[str]:
+    """Raise ManifestMismatch unless a folder holds all that its manifest says; return what it holds besides.
+
+    Size and modification time tell; a file whose time changed is read again and must still have its checksum.
+    """
+    found = dict(disk.walk(folder))
+    for file in manifest.files:
+        stat = found.pop(file.path, None)
+        problem = None
+        if stat is None:
+            problem = "is missing"
+        elif stat.st_size != file.size:
+            problem = f"was altered: expected {file.size} bytes, found {stat.st_size}"
+        elif stat.st_mtime_ns != file.mtime_ns and (now := disk.digest_file(folder / file.path)) != file.xxh3:
+            problem = f"was altered: expected checksum {file.xxh3}, found {now}"
+        if problem:
+            msg = f"checkpoint {manifest.key}: staged file {folder / file.path} {problem}; stage it again"
+            raise ManifestMismatch(msg)
+    return [path for path in found if Marker.parse(path) is None]
+
+
+def differences(folder: Path, manifest: Manifest, marker: Marker) -> Iterator[str]:
+    """Compare a folder with its manifest, byte by byte; yield each difference in words."""
+    found = dict(disk.walk(folder))
+    found.pop(str(marker), None)
+
+    def compare(file: StagedFile) -> str | None:
+        path = f"{folder}/{file.path}"
+        stat = found.get(file.path)
+        if stat is None:
+            return f"{path} is missing"
+        if stat.st_size != file.size:
+            return f"{path}: expected {file.size} bytes, found {stat.st_size}"
+        checksum = disk.digest_file(path)
+        return None if checksum == file.xxh3 else f"{path}: expected checksum {file.xxh3}, found {checksum}"
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield from filter(None, pool.map(compare, manifest.files))
+    for stranger in found.keys() - {file.path for file in manifest.files}:
+        yield f"{folder}/{stranger} is not in the manifest"
