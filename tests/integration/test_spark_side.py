@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +24,7 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Input, Json, Key
 from twophase.core.errors import AttemptFailed, BadRecord, ConfigError, InputChanged, SchemaChanged
 from twophase.sinks.base import Sink
-from twophase.sources import Files
+from twophase.sources import Files, Interval, Lookup
 from twophase.spark.plan import Plan
 from twophase.spark.stage import Context, stage
 from twophase.spark.submit import ROOT, SparkSubmit
@@ -88,24 +90,26 @@ def words(**arguments: Any) -> Files:
     return Files("landing", **{"format": "json", **arguments})
 
 
-def everything(source: Files) -> Input:
-    return Input(files=tuple(sorted(source.discover())))
+def everything(source: Files | Interval, slot: str | None = None) -> Input:
+    return Input(files=tuple(sorted(source.discover(slot))))
 
 
 def plan(
-    source: Files,
+    source: Files | Interval,
     writes: Mapping[str, Sink] | None = None,
     *,
     transform: str | None = None,
     schema: list[list[str]] | None = None,
+    slot: str | None = None,
 ) -> Plan:
     key = Key("wc", 17, 1)
+    files = [list(file) for file in everything(source, slot).files]
     return Plan(
         *key,
         attempt=3,
-        slot=None,
+        slot=slot,
         transform=transform,
-        reads={"words": {"source": source.declaration(), "files": [list(file) for file in everything(source).files]}},
+        reads={"words": {"source": source.declaration(), "files": files}},
         writes={
             name: {
                 "sink": sink.declaration(),
@@ -189,6 +193,116 @@ def test_no_files_give_an_empty_frame_of_the_declared_schema(spark: SparkSession
 def test_no_files_and_no_schema_is_a_clear_error(spark: SparkSession, landing: Path) -> None:
     with pytest.raises(ConfigError, match="declare schema="):
         words().read(spark, Input())
+
+
+DAY = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
+TIMES = {
+    "before": "2026-11-14T23:59:59.999999Z",
+    "first": "2026-11-15T00:00:00Z",
+    "elsewhere": "2026-11-16T01:30:00+02:00",
+    "no zone": "2026-11-15T23:30:00",
+    "next": "2026-11-16T00:00:00Z",
+}
+
+
+@pytest.fixture
+def far_away(spark: SparkSession) -> Iterator[None]:
+    """Set a session's time zone that is not ours."""
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.usefixtures("far_away")
+@pytest.mark.parametrize("path", ["landing", "landing/{start:%Y-%m}"])
+def test_only_rows_of_the_interval_are_read_in_utc(spark: SparkSession, landing: Path, path: str) -> None:
+    """The start belongs to it and the end does not; a row without a time is in no interval."""
+    rows = [{"name": name, "ts": ts} for name, ts in TIMES.items()] + [{"name": "null", "ts": None}]
+    put(landing, "2026-11/a.json", "\n".join(map(json.dumps, rows)))
+    source = Interval(path, "json", column="TS", schema="name string, ts timestamp")
+    fixed = Input(files=tuple(source.discover(DAY)))
+
+    found = {row["name"] for row in source.read(spark, fixed, DAY).collect()}
+
+    assert found == {"first", "elsewhere", "no zone"}
+
+
+@pytest.mark.usefixtures("far_away")
+@pytest.mark.parametrize(
+    ("slot", "days"),
+    [
+        (DAY, {15}),
+        ("2026-11-14/2026-11-17", {14, 15, 16}),
+        ("2026-11-15T00:00/2026-11-15T01:00", {15}),
+        ("2026-11-15T01:00/2026-11-15T02:00", set()),
+        ("2026-11-15T01:00/2026-11-16T01:00", {16}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["date", "timestamp_ntz"])
+def test_a_date_is_its_midnight_and_a_time_without_zone_is_utc(
+    spark: SparkSession, landing: Path, kind: str, slot: str, days: set[int]
+) -> None:
+    put(landing, "a.csv", "day\n" + "\n".join(f"2026-11-{day}" for day in range(13, 19)))
+    source = Interval("landing", "csv", column="day", schema=f"day {kind}")
+
+    found = source.read(spark, Input(files=tuple(source.discover(slot))), slot).collect()
+
+    assert {row["day"].day for row in found} == days
+
+
+def test_an_interval_column_that_is_no_time_is_named(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"ts": "2026-11-15"}')
+
+    for column, words in (("ts", "found string"), ("day", "found no such column among ts")):
+        source = Interval("landing", "json", column=column)
+        with pytest.raises(ConfigError, match=f"expected a date or a timestamp, {words}; declare schema="):
+            source.read(spark, Input(files=tuple(source.discover(DAY))), DAY)
+
+
+@pytest.mark.parametrize("pattern", ["dt={start:%Y-%m-%d}", "{start:%Y-%m-%dT%H:%M}", "{start} x"])
+def test_an_interval_reads_its_folder_whatever_its_name(spark: SparkSession, landing: Path, pattern: str) -> None:
+    source = Interval(f"landing/{pattern}", "json", schema="n int")
+    for number, day in enumerate((14, 15, 16)):
+        folder = pattern.format(start=datetime(2026, 11, day, tzinfo=UTC))
+        put(landing, f"{folder}/{number}.json", f'{{"n": {day}}}')
+    attempt = plan(source, slot=DAY)
+
+    stage(spark, attempt, same)
+
+    assert Kept.rows["lake"] == [{"n": 15}]
+
+
+def test_an_interval_without_files_is_an_empty_frame(spark: SparkSession, landing: Path) -> None:
+    source = Interval("landing/{key}", "json", column=None, schema="n int", on_missing="empty")
+
+    stage(spark, plan(source, slot="berlin"), same)
+
+    assert Kept.rows["lake"] == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_lookup_table_is_read_whole_as_it_stands(spark: SparkSession, landing: Path, alone: bool) -> None:
+    table = Lookup("names [1].parquet" if alone else "names")
+    place = table.table if alone else table.table / "part-0.parquet"
+    place.parent.mkdir(exist_ok=True)
+    found = []
+    for name in ("one", "uno"):
+        parquet.write_table(pa.table({"n": [1], "name": [name]}), place)
+        found.append([row["name"] for row in table.read(spark, Input()).collect()])
+
+    assert found == [["one"], ["uno"]]
+
+
+def test_a_lookup_table_joins_what_is_read(spark: SparkSession, landing: Path) -> None:
+    put(landing, "a.json", '{"n": 1}\n{"n": 2}')
+    put(landing.parent, "names.csv", "n,name\n1,one\n2,two\n")
+    names = Lookup("names.csv", "csv", schema="n int, name string")
+    attempt = plan(words(schema="n int"))
+    attempt = replace(attempt, reads={**attempt.reads, "names": {"source": names.declaration()}})
+
+    stage(spark, attempt, lambda words, names: words.join(names, "n").select("name"))
+
+    assert sorted(row["name"] for row in Kept.rows["lake"]) == ["one", "two"]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

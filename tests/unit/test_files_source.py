@@ -14,7 +14,7 @@ import pytest
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, InputFile
 from twophase.core.errors import BadRecord, ConfigError, InputChanged
-from twophase.sources import Files, bad_records
+from twophase.sources import Files, scanning
 from twophase.sources.base import Source
 
 MALFORMED = "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record parsing"
@@ -31,6 +31,13 @@ class Owned:
 
     def position(self) -> Mapping[str, int]:
         return {}
+
+    def fixed(self) -> Mapping[str, tuple[int, int]]:
+        return {}
+
+    def committed(self, *_: Any) -> Any:
+        msg = "a landing folder knows of no other pipeline"
+        raise AssertionError(msg)
 
 
 @pytest.fixture
@@ -328,7 +335,7 @@ def test_types_are_read_from_a_ddl_string() -> None:
         "a INT, `b c` map<string,array<int>> COMMENT 'x', d: struct<e: int, f: decimal(3,2)>, g decimal(10,2), h STRING"
     )
 
-    assert bad_records.declared_types(ddl) == {"a": "int", "b c": "map", "d": "struct", "g": "decimal", "h": "string"}
+    assert scanning.declared_types(ddl) == {"a": "int", "b c": "map", "d": "struct", "g": "decimal", "h": "string"}
 
 
 # --- settled ----------------------------------------------------------------------------------------------------------

@@ -1,25 +1,43 @@
 """What a checkpoint reads.
 
 `discover` and `fix` run at begin, in the coordinator; `check` before each attempt and before each vote, in the
-submitter; `read` in the Spark driver; `settle` after COMMITTED.
+submitter; `read` and `sifted` in the Spark driver; `settle` after COMMITTED.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.declared import Declared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from twophase.core.checkpoint import Input, InputFile
     from twophase.core.ports import Progress
+    from twophase.sinks.base import Sink
+
+
+class Sifted(NamedTuple):
+    """A fixed input as two DataFrames; each record is in one of them."""
+
+    good: Any
+    #: None: the source has no quarantine, a bad record fails the attempt.
+    bad: Any = None
+    #: Raises ConfigError if the transform undid what keeps them apart.
+    check: Callable[[], None] = lambda: None
 
 
 class Source(Declared):
     """One input of a pipeline. Subclasses say how it is found, fixed, read and settled."""
+
+    #: Goes by slots: begin is told which one.
+    slotted: bool = False
+    #: Each revision fixes its own input anew; otherwise the checkpoint's input is for ever.
+    per_revision: bool = False
+    #: A lookup table: no checkpoint fixes it, and it brings no input of its own.
+    unversioned: bool = False
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders that are this source's own: nothing may be written into them."""
@@ -29,8 +47,8 @@ class Source(Declared):
         """Check, before anything is recorded, that this source can be read."""
 
     @abstractmethod
-    def discover(self) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
-        """Look for input; may be slow, holds no lock."""
+    def discover(self, slot: str | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+        """Look for input, of a slot if the source goes by slots; may be slow, holds no lock."""
 
     @abstractmethod
     def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover
@@ -41,8 +59,17 @@ class Source(Declared):
         """Raise InputChanged, naming the part, unless the fixed input is still what it was."""
 
     @abstractmethod
-    def read(self, spark: Any, fixed: Input) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+    def read(self, spark: Any, fixed: Input, slot: str | None = None) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return the fixed input as a DataFrame. Runs in the Spark driver."""
+
+    def quarantine(self) -> Sink | None:
+        """Return the table that bad records go to, written under the same checkpoint; None: there is none."""
+        return None
+
+    @contextmanager
+    def sifted(self, spark: Any, fixed: Input, slot: str | None = None) -> Iterator[Sifted]:  # noqa: ANN401 - see read
+        """Yield the fixed input with its bad records apart; both frames hold until the end. Runs in the driver."""
+        yield Sifted(self.read(spark, fixed, slot))
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
         """Say which record of the input made Spark fail with this error, if it was one; looks only after a failure."""

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twophase.core.checkpoint import Input, InputFile
-from twophase.core.errors import ConfigError, InputChanged
+from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
-from twophase.core.settings import data_path
 from twophase.sinks import disk
-from twophase.sources import bad_records
-from twophase.sources.base import Source
+from twophase.sources.listing import finished, identity, unreadable, words
+from twophase.sources.quarantine import Quarantine
+from twophase.sources.reading import FixedFiles
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-FORMATS = ("json", "csv", "parquet", "text")
 AFTER_COMMIT = ("keep", "archive", "delete")
 
-#: Spark takes a path with one of these for a pattern. Its option against that, `__globPaths__`, reads every file once
-#: more for each such path, so they are escaped; and then Hadoop cannot have a colon in the same path.
-_PATTERN = re.compile(r"[][{}*?\\]")
-#: Hadoop's local file system looks for a checksum file beside each file, and cannot name one with a colon in it.
-_WITH_COLONS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
-#: Above this many paths Spark starts a job of up to 10,000 tasks to look at them: three times slower on local files.
-_LISTING_THRESHOLD = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 
+class Files(FixedFiles):
+    """The files of a folder and the folders below it, in the order in which they were last modified."""
 
-class Files(Source):
-    """The files of a folder and the folders below it, in the order in which they were last modified.
-
-    Names that start with `_` or `.` and names that end with `.tmp` or `._COPYING_` are unfinished and not looked at;
-    symbolic links to folders are not followed. A writer puts a file here by renaming it when it is complete.
-    """
+    kind = "files source"
+    to_correct = "abort the checkpoint and `twophase release` it, then correct the file"
+    to_restore = "put the file back as it was, or abort the checkpoint and `twophase release` it"
 
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
@@ -52,29 +38,25 @@ class Files(Source):
         max_files: int | None = None,
         max_bytes: int | None = None,
         after_commit: str = "keep",
+        on_bad_record: str = "fail",
+        bad_record_limit: float | None = None,
+        quarantine_path: str | Path | None = None,
     ) -> None:
-        """Declare the folder (relative: below the data folder), its format, and how much one checkpoint takes."""
-        self.path = str(path)
-        self.format = format
-        self.schema = schema
-        self.options = dict(options or {})
+        """Declare the folder (relative: below the data folder), its format, and how much one checkpoint takes.
+
+        With on_bad_record="quarantine" bad records go to a table of their own, up to bad_record_limit of them (a whole
+        number, or a share of the checkpoint's records).
+        """
+        bad = Quarantine(on_bad_record, bad_record_limit, None if quarantine_path is None else str(quarantine_path))
+        super().__init__(path, format, schema, options, bad)
         self.max_files = max_files
         self.max_bytes = max_bytes
         self.after_commit = after_commit
-        self._check_arguments()
-
-    def _check_arguments(self) -> None:
-        for name, value, known in (
-            ("format", self.format, FORMATS),
-            ("after_commit", self.after_commit, AFTER_COMMIT),
-        ):
-            if value not in known:
-                msg = f"files source {self.path}: {name} {value!r}: expected one of {', '.join(known)}"
-                raise ConfigError(msg)
-        limits: dict[str, object] = {"max_files": self.max_files, "max_bytes": self.max_bytes}
+        self.expect_one_of("after_commit", after_commit, AFTER_COMMIT)
+        limits: dict[str, object] = {"max_files": max_files, "max_bytes": max_bytes}
         for name, limit in limits.items():
             if limit is not None and not (type(limit) is int and limit > 0):
-                msg = f"files source {self.path}: {name} {limit!r}: expected a whole number above 0"
+                msg = f"{self.who}: {name} {limit!r}: expected a whole number above 0"
                 raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
@@ -87,12 +69,13 @@ class Files(Source):
             "max_files": self.max_files,
             "max_bytes": self.max_bytes,
             "after_commit": self.after_commit,
+            **self.bad.config(),
         }
 
     @property
-    def folder(self) -> Path:
-        """Return the landing folder."""
-        return data_path(self.path)
+    def place(self) -> str:
+        """Return the landing folder as it was declared."""
+        return self.path
 
     @property
     def archive(self) -> Path:
@@ -103,88 +86,42 @@ class Files(Source):
         """Return the landing folder, and the one that its files go to."""
         return (str(self.folder), str(self.archive)) if self.settles else (str(self.folder),)
 
-    def shown(self, file: InputFile) -> str:
-        """Return a file's path below the folder as it was declared."""
-        return f"{self.path.rstrip('/')}/{file.path}"
-
     # --- at begin ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Check that the folder is there and can be listed, and that its files may leave it if they have to."""
         folder = self.folder
         if not folder.exists():
-            msg = f"files source {self.path}: no folder {folder}; create it, or correct the path"
+            msg = f"{self.who}: no folder {folder}; create it, or correct the path"
             raise ConfigError(msg)
         if not folder.is_dir():
-            msg = f"files source {self.path}: {folder} is a file, expected a folder"
+            msg = f"{self.who}: {folder} is a file, expected a folder"
             raise ConfigError(msg)
         if not os.access(folder, os.R_OK | os.X_OK):
-            raise self._unreadable(folder)
+            raise unreadable(folder, self.who)
         if not self.settles:
             return
         if folder.stat().st_dev != folder.parent.stat().st_dev:
             msg = (
-                f"files source {self.path}: after_commit={self.after_commit!r} renames files to {self.archive}, which "
+                f"{self.who}: after_commit={self.after_commit!r} renames files to {self.archive}, which "
                 f"is not on the file system of {folder}; use a folder below the mount point"
             )
             raise ConfigError(msg)
         for place in (folder, folder.parent):
             if not os.access(place, os.W_OK | os.X_OK):
                 msg = (
-                    f"files source {self.path}: after_commit={self.after_commit!r} may not write to {place}; "
+                    f"{self.who}: after_commit={self.after_commit!r} may not write to {place}; "
                     f"give this user the right to, or use after_commit='keep'"
                 )
                 raise ConfigError(msg)
 
-    def _unreadable(self, folder: Path) -> ConfigError:
-        return ConfigError(f"files source {self.path}: may not list {folder}; give this user the right to read it")
-
-    def discover(self) -> list[InputFile]:
+    def discover(self, slot: str | None = None) -> list[InputFile]:  # noqa: ARG002 - takes what has landed
         """List the finished files, in no order."""
-        root = str(self.folder)
-        found: list[InputFile] = []
-        pending = [""]
-        while pending:
-            below = pending.pop()
-            try:
-                with os.scandir(root + "/" + below) as entries:
-                    pending.extend(self._look_at(entries, below, found))
-            except PermissionError as error:
-                raise self._unreadable(Path(root, below)) from error
-            except FileNotFoundError:
-                if not below:
-                    self.prepare()
-        return found
-
-    def _look_at(self, entries: Iterator[os.DirEntry[str]], below: str, found: list[InputFile]) -> Iterator[str]:
-        """Add one folder's files to those found; yield the folders in it."""
-        for entry in entries:
-            name = entry.name
-            if name.startswith(("_", ".")) or name.endswith((".tmp", "._COPYING_")):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield f"{below}{name}/"
-                continue
-            try:
-                if not entry.is_file():
-                    continue
-                stat = entry.stat()
-            except FileNotFoundError:  # removed since it was listed
-                continue
-            if ":" in name or not name.isascii():
-                self._check_name(below + name)
-            found.append(InputFile(below + name, stat.st_size, stat.st_mtime_ns))
-
-    def _check_name(self, path: str) -> None:
         try:
-            path.encode()
-        except UnicodeEncodeError as error:
-            msg = f"files source {self.path}: file name {os.fsencode(path)!r} is not UTF-8; rename the file"
-            raise ConfigError(msg) from error
-        if ":" in path and (found := _PATTERN.search(f"{self.folder}/{path}")):
-            both = f"both ':' and {found[0]!r}"
-            msg = f"files source {self.path}: file {path}: Spark cannot read a path with {both}; rename the file"
-            raise ConfigError(msg)
+            return finished(str(self.folder), "", self.who)
+        except FileNotFoundError:
+            self.prepare()
+            return []
 
     def fix(self, found: list[InputFile], progress: Progress) -> Input:
         """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone.
@@ -203,71 +140,18 @@ class Files(Source):
                 if number == 0 or total <= self.max_bytes
             ]
         root = str(self.folder)
-        return Input(files=tuple(file for file in new if _identity(f"{root}/{file.path}") == file[1:]))
+        return Input(files=tuple(file for file in new if identity(f"{root}/{file.path}") == file[1:]))
 
-    # --- around an attempt -------------------------------------------------------------------------------------------
-
-    def check(self, fixed: Input) -> None:
-        """Raise InputChanged for the first file that is not what it was."""
-        root = str(self.folder)
-        for file in fixed.files:
-            now = _identity(f"{root}/{file.path}")
-            if now != (file.size, file.mtime_ns):
-                found = "nothing" if now is None else _words(*now)
-                msg = (
-                    f"files source {self.path}: file {file.path}: expected {_words(file.size, file.mtime_ns)}, found "
-                    f"{found}; put the file back as it was, or abort the checkpoint and `twophase release` it"
-                )
-                raise InputChanged(msg)
-
-    def read(self, spark: SparkSession, fixed: Input) -> DataFrame:
-        """Return a frame over exactly these files."""
-        if not fixed.files:
-            return self._nothing(spark)
-        reader = spark.read.format(self.format).options(**self._options(fixed))
-        if self.schema:
-            reader = reader.schema(self.schema)
-        root = self.folder.as_posix()
-        with _listed_in_the_driver(spark):
-            return reader.load([f"file://{_literal(f'{root}/{file.path}')}" for file in fixed.files])
-
-    def _nothing(self, spark: SparkSession) -> DataFrame:
-        schema = self.schema or ("value string" if self.format == "text" else None)
-        if schema is None:
-            msg = (
-                f"files source {self.path}: no new files in this checkpoint, so there is nothing to infer a schema "
-                f"from; declare schema=…"
-            )
-            raise ConfigError(msg)
-        return spark.createDataFrame([], schema)
-
-    def _options(self, fixed: Input) -> dict[str, Any]:
-        """Return the reader's options: nothing is skipped or guessed silently unless the user asked for it."""
-        strict: dict[str, Any] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-        if any(":" in file.path.rpartition("/")[2] for file in fixed.files):
-            strict |= _WITH_COLONS
-        if self.format in {"json", "csv"}:
-            strict["mode"] = "FAILFAST"
-        if self.format == "csv":
-            strict["header"] = "true"
-            if self.schema:
-                # by default Spark ignores what a header says: swapped columns, or a first record lost as a header
-                strict["enforceSchema"] = "false"
-        given = {name.lower() for name in self.options}
-        return {name: value for name, value in strict.items() if name.lower() not in given} | self.options
-
-    def explain(self, fixed: Input, error: Exception) -> Exception | None:
-        """Name the file and the record that Spark could not read; a file that changed meanwhile explains it first."""
-        text = bad_records.text_of(error)
-        if not bad_records.is_about_input(text):
-            return None
-        try:
-            self.check(fixed)
-        except InputChanged as changed:
-            return changed
-        root = str(self.folder)
-        files = [(self.shown(file), f"{root}/{file.path}") for file in fixed.files]
-        return bad_records.find(files, self.format, self._options(fixed), self.schema, text)
+    def paths(self, fixed: Input) -> list[str]:
+        """Return the fixed files in full: in the landing folder, or where they went when they were committed."""
+        landed = super().paths(fixed)
+        if self.after_commit != "archive" or fixed.checkpoint_id is None:
+            return landed
+        archived = f"{self.archive}/checkpoint={fixed.checkpoint_id:08d}"
+        return [
+            path if identity(path) == (file.size, file.mtime_ns) else f"{archived}/{file.path}"
+            for file, path in zip(fixed.files, landed, strict=True)
+        ]
 
     # --- after COMMITTED ---------------------------------------------------------------------------------------------
 
@@ -289,7 +173,7 @@ class Files(Source):
             below.add(file.path.rpartition("/")[0])
             source, target = f"{root}/{file.path}", f"{taken}/{file.path}"
             self._take(source, target, (file.size, file.mtime_ns))
-            if self.after_commit == "delete" and _identity(target) == (file.size, file.mtime_ns):
+            if self.after_commit == "delete" and identity(target) == (file.size, file.mtime_ns):
                 Path(target).unlink(missing_ok=True)
         if self.after_commit == "delete":
             _remove_empty(taken)
@@ -301,7 +185,7 @@ class Files(Source):
 
         It is looked at again after the move: whoever was stopped in between may have moved a newer one.
         """
-        while _identity(source) == expected:
+        while identity(source) == expected:
             try:
                 disk.rename_new(Path(source), Path(target))
             except FileExistsError as error:
@@ -309,38 +193,20 @@ class Files(Source):
             except FileNotFoundError:  # no folder yet, or another process was faster or has just removed the folder
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
                 continue
-            if _identity(target) not in {None, expected}:
+            if identity(target) not in {None, expected}:
                 try:
                     disk.rename_new(Path(target), Path(source))
                 except FileExistsError as error:
                     raise self._occupied(source, target) from error
             return
-        if _identity(target) not in {None, expected}:
+        if identity(target) not in {None, expected}:
             raise self._occupied(source, target)
 
     def _occupied(self, source: str, target: str) -> ConfigError:
-        there = _identity(target)
-        found = "nothing any more" if there is None else _words(*there)
-        msg = f"files source {self.path}: {source} cannot go to {target}, which holds {found}; move one of them away"
+        there = identity(target)
+        found = "nothing any more" if there is None else words(*there)
+        msg = f"{self.who}: {source} cannot go to {target}, which holds {found}; move one of them away"
         return ConfigError(msg)
-
-
-def _identity(path: Path | str) -> tuple[int, int] | None:
-    """Return a file's size and modification time; None: not there."""
-    try:
-        stat = os.stat(path)  # noqa: PTH116 - 100,000 files: a Path for each costs
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _literal(path: str) -> str:
-    """Return a path so that Spark finds just the file of that name."""
-    return _PATTERN.sub(r"\\\g<0>", path)
-
-
-def _words(size: int, mtime_ns: int) -> str:
-    return f"{size} bytes modified at {mtime_ns / 1e9:.6f}"
 
 
 def _make_durable(root: Path, taken: Path, below: Iterable[str]) -> None:
@@ -362,15 +228,3 @@ def _remove_empty(folder: Path) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
                 raise
-
-
-@contextmanager
-def _listed_in_the_driver(spark: SparkSession) -> Iterator[None]:
-    """Let Spark look at the paths in the driver, however many there are."""
-    before = spark.conf.get(_LISTING_THRESHOLD)
-    spark.conf.set(_LISTING_THRESHOLD, str(2**31 - 1))
-    try:
-        yield
-    finally:
-        if before is not None:
-            spark.conf.set(_LISTING_THRESHOLD, before)

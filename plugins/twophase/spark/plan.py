@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from twophase.core.checkpoint import Input, InputFile, Key
+from twophase.core.checkpoint import Input, InputFile, Key, Output
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,12 @@ class Plan:
     slot: str | None
     #: `module:function`; None when the caller hands a function to the stager in its own process.
     transform: str | None
-    #: name → {"source": declaration, "files": [[path, size, mtime_ns], …], "ranges": {partition: [start, end]}}
+    #: name → {"source": declaration, "files": [[path, size, mtime_ns], …], "ranges": {partition: [start, end]},
+    #: "outputs": [[checkpoint_id, revision, attempt, handle, manifest], …] with "upstream": the sink's declaration and
+    #: "upstream_pipeline", "unversioned": path}; what a source has no use for may be left out
     reads: Mapping[str, Mapping[str, Any]]
-    #: name → {"sink": declaration, "handle": …, "schema": the schema of the checkpoint before or None}
+    #: name → {"sink": declaration, "handle": …, "schema": the schema of the checkpoint before or None,
+    #: "quarantine": the read whose bad records it takes; not there or None: what the transform returns}
     #: A write without a handle is not staged by this attempt: it is a restage of others.
     writes: Mapping[str, Mapping[str, Any]]
 
@@ -40,7 +43,18 @@ class Plan:
         return Input(
             files=tuple(InputFile(*file) for file in read.get("files", ())),
             ranges={part: (start, end) for part, (start, end) in read.get("ranges", {}).items()},
+            outputs=tuple(
+                Output(Key(read["upstream_pipeline"], checkpoint_id, revision), attempt, handle, manifest)
+                for checkpoint_id, revision, attempt, handle, manifest in read.get("outputs", ())
+            ),
+            upstream=read.get("upstream"),
+            unversioned=read.get("unversioned"),
+            checkpoint_id=self.checkpoint_id,
         )
+
+    def quarantines(self) -> dict[str, str]:
+        """Return the writes that take a read's bad records: write → read."""
+        return {name: write["quarantine"] for name, write in self.writes.items() if write.get("quarantine")}
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""

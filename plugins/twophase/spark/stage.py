@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from twophase.core.errors import ConfigError, SchemaChanged, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Schema, schema_changes
 from twophase.sinks.base import Sink
-from twophase.sources.base import Source
+from twophase.sources.base import Sifted, Source
 from twophase.spark.plan import Plan
 
 if TYPE_CHECKING:
@@ -44,19 +44,33 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
     sources = {name: Source.load(read["source"]) for name, read in plan.reads.items()}
     sinks = {name: Sink.load(write["sink"]) for name, write in plan.writes.items() if write["handle"] is not None}
     function = _function(plan, transform)
-    with _explained(plan, sources):
-        reads = {name: source.read(spark, plan.fixed(name)) for name, source in sources.items()}
+    with _explained(plan, sources), ExitStack() as held:
+        sifted = {
+            name: held.enter_context(source.sifted(spark, plan.fixed(name), plan.slot))
+            for name, source in sources.items()
+        }
+        reads = {name: frames.good for name, frames in sifted.items()}
         context = Context(plan.pipeline, plan.checkpoint_id, plan.revision, plan.slot)
         returned = call(function, reads, {"spark": spark, "context": context})
-        frames = outputs(returned, list(plan.writes), plan.pipeline)
+        frames = outputs(returned, [name for name in plan.writes if name not in plan.quarantines()], plan.pipeline)
+        for read in sifted.values():
+            read.check()
+        held.enter_context(_read_once(frames, [read.good for read in sifted.values() if read.bad is None]))
+        frames |= {name: _bad_records(plan, name, sifted[read]) for name, read in plan.quarantines().items()}
         for name, sink in sinks.items():
             _check_schema(plan, name, sink, columns(frames[name].schema))
-        with _read_once(frames, reads):
-            hit("stage.before")
-            return {
-                name: sink.stage(frames[name], plan.key, plan.attempt, name, plan.writes[name]["handle"])
-                for name, sink in sinks.items()
-            }
+        hit("stage.before")
+        return {
+            name: sink.stage(frames[name], plan.key, plan.attempt, name, plan.writes[name]["handle"])
+            for name, sink in sinks.items()
+        }
+
+
+def _bad_records(plan: Plan, name: str, read: Sifted) -> DataFrame:
+    if read.bad is None:
+        msg = f"pipeline {plan.pipeline}: write {name!r} takes bad records, but its read has no quarantine"
+        raise ConfigError(msg)
+    return read.bad  # type: ignore[no-any-return]
 
 
 def _function(plan: Plan, given: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -145,13 +159,13 @@ def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
 
 
 @contextmanager
-def _read_once(frames: Mapping[str, DataFrame], reads: Mapping[str, DataFrame]) -> Iterator[None]:
+def _read_once(frames: Mapping[str, DataFrame], reads: Iterable[DataFrame]) -> Iterator[None]:
     """Keep what several writes share, so that the input is read once and every write sees the same rows."""
     from pyspark import StorageLevel
 
     several = len(frames) > 1
     distinct = {id(frame): frame for frame in frames.values()}
-    shared = list(distinct.values()) if len(distinct) == 1 else list(reads.values())
+    shared = distinct.values() if len(distinct) == 1 else reads
     kept = [frame.persist(StorageLevel.MEMORY_AND_DISK) for frame in shared] if several else []
     try:
         yield

@@ -1,0 +1,99 @@
+"""What another pipeline committed to one of its sinks, by ranges of its commit_seq: exactly once over several hops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from twophase.core.checkpoint import Input
+from twophase.core.errors import ConfigError, InputChanged
+from twophase.sinks.base import Sink
+from twophase.sinks.files import Files
+from twophase.sinks.paths import ddl
+from twophase.sources import bad_records
+from twophase.sources.base import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from twophase.core.ports import Progress
+
+#: The one partition of such a source: the other pipeline's order of decisions.
+SEQ = "commit_seq"
+
+
+class Committed(Source):
+    """The checkpoints that another pipeline committed since the last one that was read here.
+
+    A checkpoint is read when it is first committed. When a later revision takes its place upstream, what was made from
+    it here is stale, until a new revision reads the new one.
+    """
+
+    per_revision = True
+
+    def __init__(self, pipeline: str, sink: str, *, max_checkpoints: int | None = None) -> None:
+        """Name the other pipeline and its write, and how many of its checkpoints one of ours takes at most."""
+        self.pipeline = pipeline
+        self.sink = sink
+        self.max_checkpoints = max_checkpoints
+        if max_checkpoints is not None and not (type(max_checkpoints) is int and max_checkpoints > 0):
+            msg = f"{self._who}: max_checkpoints {max_checkpoints!r}: expected a whole number above 0"
+            raise ConfigError(msg)
+
+    @property
+    def _who(self) -> str:
+        return f"committed source {self.pipeline}.{self.sink}"
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {"pipeline": self.pipeline, "sink": self.sink, "max_checkpoints": self.max_checkpoints}
+
+    def discover(self, slot: str | None = None) -> None:
+        """Do nothing: what is committed is in the record, which `fix` asks."""
+
+    def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - see discover
+        """Take what was committed since, or what stands now for the range that is this checkpoint's already."""
+        if mine := progress.fixed().get(SEQ):
+            start, end = mine
+            standing = progress.committed(self.pipeline, self.sink, start, end, None)
+        else:
+            start = progress.position().get(SEQ, 1)
+            standing = progress.committed(self.pipeline, self.sink, start, None, self.max_checkpoints)
+            end = standing.end if standing.outputs else start
+        return Input(ranges={SEQ: (start, end)}, outputs=standing.outputs, upstream=standing.upstream)
+
+    def check(self, fixed: Input) -> None:
+        """Raise InputChanged unless every revision that is read still lies where its pipeline keeps it."""
+        if fixed.upstream is None:
+            return
+        sink = self._files(fixed)
+        for output in fixed.outputs:
+            if sink.where(output) is None:
+                msg = (
+                    f"{self._who}: checkpoint {output.key}: expected its folder in {sink.location()} or under"
+                    " superseded/, found neither; run again to read what stands now"
+                )
+                raise InputChanged(msg)
+
+    def _files(self, fixed: Input) -> Files:
+        sink = Sink.load(dict((fixed.upstream or {})["sink"]))
+        if not isinstance(sink, Files):
+            msg = f"{self._who}: expected a table of files, found {type(sink).__name__}"
+            raise ConfigError(msg)
+        return sink
+
+    def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - see discover
+        """Return a frame over just these revisions, wherever they lie by now."""
+        if not fixed.outputs:
+            schema = (fixed.upstream or {}).get("schema")
+            if not schema:
+                msg = f"{self._who}: nothing was committed there yet, so its columns are not known; run it first"
+                raise ConfigError(msg)
+            return spark.createDataFrame([], ddl(schema))
+        return cast("DataFrame", self._files(fixed).read(spark, fixed.outputs).drop("checkpoint"))
+
+    def explain(self, fixed: Input, error: Exception) -> Exception | None:
+        """Say that a revision was replaced while it was read: its files have names of their own, so Spark noticed."""
+        if not fixed.outputs or not bad_records.is_about_input(bad_records.text_of(error)):
+            return None
+        msg = f"{self._who}: a revision was replaced or removed while it was read; run again"
+        return InputChanged(msg)

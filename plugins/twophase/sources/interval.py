@@ -1,0 +1,238 @@
+"""Files of an interval: what lies in its folder, or the rows of a table whose time is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twophase.core import slots
+from twophase.core.checkpoint import Input, InputFile
+from twophase.core.errors import ConfigError, InputMissing, NotYet
+from twophase.core.ports import Progress
+from twophase.core.slots import Slot
+from twophase.sources.listing import check_name, finished, identity, unfinished, unreadable
+from twophase.sources.quarantine import Quarantine
+from twophase.sources.reading import FixedFiles
+from twophase.sources.scanning import declared_types
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+ON_MISSING = ("error", "wait", "empty")
+TIMES = ("timestamp", "timestamp_ltz", "timestamp_ntz", "date")
+
+
+class Interval(FixedFiles):
+    """The files of one slot: below a folder that a pattern names, or rows of a folder's files by a column, or both.
+
+    Each revision lists the files anew and fixes that list; a file may be read for any number of slots.
+    """
+
+    slotted = True
+    per_revision = True
+    kind = "interval source"
+    to_correct = "correct the file and run the interval again"
+    to_restore = "run the interval again, which lists its files anew"
+
+    def __init__(  # noqa: PLR0913 - what a user may declare
+        self,
+        path: str | Path,
+        format: str,  # noqa: A002 - the word that Spark's readers use
+        *,
+        column: str | None = None,
+        schema: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        on_missing: str = "error",
+        on_bad_record: str = "fail",
+        bad_record_limit: float | None = None,
+        quarantine_path: str | Path | None = None,
+    ) -> None:
+        """Declare the folder, with `{start:…}`, `{end:…}` or `{key}` in it, or the column that has the time.
+
+        Rows with start <= column < end are read, as times in UTC. `on_missing` says what it means that there is no
+        file: an error, to wait for it, or an interval without records.
+        """
+        bad = Quarantine(on_bad_record, bad_record_limit, None if quarantine_path is None else str(quarantine_path))
+        super().__init__(path, format, schema, options, bad)
+        self.column = column
+        self.on_missing = on_missing
+        self.expect_one_of("on_missing", on_missing, ON_MISSING)
+        self._check_pattern()
+        self._check_column()
+        if on_missing == "empty" and not schema and format != "text":
+            msg = f"{self.who}: on_missing='empty': without files there is no schema to go by; declare schema=…"
+            raise ConfigError(msg)
+
+    def _check_pattern(self) -> None:
+        if "{{" in self.path or "}}" in self.path:
+            msg = f"{self.who}: expected braces around start, end or key only, found double ones"
+            raise ConfigError(msg)
+        if not slots.fields(self.path) and self.column is None:
+            msg = (
+                f"{self.who}: every slot would read the same; put a field into the path, for example "
+                f"dt={{start:%Y-%m-%d}}, or name the column that has the time by column=…"
+            )
+            raise ConfigError(msg)
+        if not self.place.strip("/"):
+            msg = f"{self.who}: expected a folder before the first field, for example landing/{{key}}"
+            raise ConfigError(msg)
+        if ".." in self._pattern.split("/"):
+            msg = f"{self.who}: a pattern cannot lead out of its folder by '..'; name the folder itself"
+            raise ConfigError(msg)
+        try:
+            self.path.format(start=datetime.now(UTC), end=datetime.now(UTC), key="key")
+        except ValueError as error:
+            msg = f"{self.who}: {error}; expected for example dt={{start:%Y-%m-%d}} or {{key}}"
+            raise ConfigError(msg) from error
+
+    def _check_column(self) -> None:
+        if self.column is None:
+            return
+        if self.bad.wanted:
+            msg = (
+                f"{self.who}: on_bad_record='quarantine': a bad record has no {self.column} to go by, so every "
+                f"interval would set it aside again; give each interval a folder of its own instead of column=…"
+            )
+            raise ConfigError(msg)
+        types = {name.lower(): kind for name, kind in declared_types(self.schema or "").items()}
+        if types and types.get(self.column.lower()) not in TIMES:
+            found = types.get(self.column.lower(), "none in the schema")
+            msg = f"{self.who}: column {self.column!r}: expected a date or a timestamp, found {found}"
+            raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; the path in full, so that it means the same everywhere."""
+        return {
+            "path": f"{self.folder}/{self._pattern}".rstrip("/"),
+            "format": self.format,
+            "column": self.column,
+            "schema": self.schema,
+            "options": self.options,
+            "on_missing": self.on_missing,
+            **self.bad.config(),
+        }
+
+    @property
+    def place(self) -> str:
+        """Return the folder before the first part with a field, as it was declared."""
+        before, brace, _ = self.path.partition("{")
+        return before.rpartition("/")[0] if brace else self.path
+
+    @property
+    def _pattern(self) -> str:
+        """Return the rest of the path."""
+        return self.path[len(self.place) :].strip("/")
+
+    # --- at begin ----------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Check that the folder can be listed if it is there; whether a slot's own is there, `discover` looks."""
+        folder = self.folder
+        if folder.exists() and not folder.is_dir():
+            msg = f"{self.who}: {folder} is a file, expected a folder"
+            raise ConfigError(msg)
+        if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+            raise unreadable(folder, self.who)
+
+    def discover(self, slot: str | None = None) -> list[InputFile]:
+        """List the finished files of a slot, by name."""
+        if slot is None:
+            msg = f"{self.who}: it goes by slots, found none; say which one: an interval `start/end`, or a key"
+            raise ConfigError(msg)
+        asked = Slot.parse(slot)
+        if self.column is not None:
+            self._bounds(asked)
+        below = self._below(asked)
+        found = sorted(self._list(below))
+        if found or self.on_missing == "empty":
+            return found
+        where = self.folder / below
+        there = "none" if where.exists() else "no such folder"
+        msg = f"{self.who}: slot {slot}: expected finished files in {where}, found {there}"
+        if self.on_missing == "wait":
+            msg += "; run it again when they have landed"
+            raise NotYet(msg)
+        msg += "; land them, or declare on_missing='wait' or 'empty'"
+        raise InputMissing(msg)
+
+    def _below(self, slot: Slot) -> str:
+        """Return a slot's folder below the one that all share."""
+        below = slot.format(self._pattern)
+        for part in below.split("/") if below else ():
+            if not part or unfinished(part):
+                msg = (
+                    f"{self.who}: slot {slot.text}: its folder would be {below!r}, of which {part!r} is the name of "
+                    f"something unfinished, or leads elsewhere; use another key"
+                )
+                raise ConfigError(msg)
+        return below
+
+    def _list(self, below: str) -> list[InputFile]:
+        """List what is there; a path that a symbolic link makes part of is another place."""
+        root, path = str(self.folder), self.folder
+        for part in below.split("/") if below else ():
+            path /= part
+            if path.is_symlink() and path.is_dir():
+                msg = f"{self.who}: {path} is a symbolic link, which is not followed; put a folder in its place"
+                raise ConfigError(msg)
+        if below and path.is_file():
+            check_name(root, below, self.who)
+            there = identity(path)
+            return [] if there is None else [InputFile(below, *there)]
+        try:
+            return finished(root, f"{below}/" if below else "", self.who)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def fix(self, found: list[InputFile], progress: Progress) -> Input:  # noqa: ARG002 - no file is owned
+        """Take all that was found: this revision's list."""
+        return Input(files=tuple(found))
+
+    # --- in Spark ----------------------------------------------------------------------------------------------------
+
+    def reader_options(self, paths: Iterable[str]) -> dict[str, Any]:
+        """Read times without a zone as UTC where they decide to which interval a row belongs."""
+        options = super().reader_options(paths)
+        if self.column is not None and "timezone" not in {name.lower() for name in options}:
+            options["timeZone"] = "UTC"
+        return options
+
+    def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:
+        """Return the rows of the slot from exactly these files."""
+        frame = super().read(spark, fixed)
+        if self.column is None:
+            return frame
+        return frame.where(self._within(frame, self.column, *self._bounds(Slot.parse(slot or ""))))
+
+    def _bounds(self, slot: Slot) -> tuple[datetime, datetime]:
+        """Return what the column is held against."""
+        if slot.start is None or slot.end is None:
+            msg = f"{self.who}: slot {slot.text}: column {self.column!r} needs an interval, expected `start/end`"
+            raise ConfigError(msg)
+        return slot.start, slot.end
+
+    def _within(self, frame: DataFrame, name: str, start: datetime, end: datetime) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+        kinds = {field.name.lower(): field.dataType.simpleString() for field in frame.schema.fields}
+        kind = kinds.get(name.lower())
+        if kind not in TIMES:
+            found = f"no such column among {', '.join(frame.columns)}" if kind is None else kind
+            msg = f"{self.who}: column {name!r}: expected a date or a timestamp, found {found}; declare schema=…"
+            raise ConfigError(msg)
+        column = F.col(f"`{name.replace('`', '``')}`")
+        first, last = (F.expr(_literal(kind, moment)) for moment in (start, end))
+        return (column >= first) & (column < last)
+
+
+def _literal(kind: str, moment: datetime) -> str:
+    """Return a moment as SQL, whatever the session's time zone; a date is its midnight in UTC."""
+    if kind == "date":
+        midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+        return f"DATE '{(midnight if midnight == moment else midnight + timedelta(days=1)).date().isoformat()}'"
+    if kind == "timestamp_ntz":
+        return f"TIMESTAMP_NTZ '{moment.replace(tzinfo=None).isoformat()}'"
+    return f"TIMESTAMP_LTZ '{moment.isoformat()}'"
