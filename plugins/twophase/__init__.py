@@ -9,15 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twophase import sinks, sources
+    from twophase import audits, sinks, sources
+    from twophase.core.retention import Retention
     from twophase.pipeline import Pipeline
     from twophase.reading import committed_files, read_committed
     from twophase.running import run
 
-__all__ = ["Pipeline", "committed_files", "read_committed", "run", "sinks", "sources"]
+__all__ = ["Pipeline", "Retention", "audits", "committed_files", "read_committed", "run", "sinks", "sources"]
 
 _HOMES = {
     "Pipeline": "twophase.pipeline",
+    "Retention": "twophase.core.retention",
     "committed_files": "twophase.reading",
     "read_committed": "twophase.reading",
     "run": "twophase.running",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from twophase.audits import Audit
 from twophase.core.errors import ConfigError
+from twophase.core.retention import Retention
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
 from twophase.spark.stage import RESERVED
@@ -20,13 +22,15 @@ Transform = str | Callable[..., Any]
 class Pipeline:
     """One pipeline. Its name and the names of its reads and writes are its identity: a moved path changes nothing."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         name: str,
         *,
         reads: Mapping[str, Source],
         transform: Transform,
         writes: Mapping[str, Sink],
+        audits: Iterable[Audit] = (),
+        retention: Retention | None = None,
         max_pending: int = 1,
     ) -> None:
         """Declare a pipeline; a mistake in it is an error here, before anything is touched."""
@@ -34,6 +38,8 @@ class Pipeline:
         self.reads = dict(reads)
         self.transform = transform
         self.writes = dict(writes)
+        self.audits = list(audits)
+        self.retention = retention or Retention()
         self.max_pending = max_pending
         self._check()
 
@@ -58,7 +64,62 @@ class Pipeline:
         if self.max_pending < 1:
             msg = f"pipeline {self.name!r}: max_pending: expected a number above 0, found {self.max_pending!r}"
             raise ConfigError(msg)
+        self._check_slots()
+        self._check_audits()
         self._check_locations()
+
+    @property
+    def slotted(self) -> bool:
+        """Say whether each of its checkpoints stands for a slot: an interval or a partition key."""
+        return any(source.slotted for source in self.reads.values())
+
+    @property
+    def sinks(self) -> dict[str, Sink]:
+        """Return its writes, and the side tables that its reads put bad records into."""
+        side = {quarantine_of(name): source.quarantine() for name, source in self.reads.items()}
+        return {**self.writes, **{name: sink for name, sink in side.items() if sink is not None}}
+
+    def voters(self) -> dict[str, tuple[str, Audit]]:
+        """Return its audits under the names that the record has for them, each with the write it looks at."""
+        found: dict[str, tuple[str, Audit]] = {}
+        for audit in self.audits:
+            for write in self.writes if audit.on is None else [audit.on]:
+                name = f"{write}: {audit.name}"
+                again = sum(other == name or other.startswith(f"{name} #") for other in found)
+                found[f"{name} #{again + 1}" if again else name] = (write, audit)
+        return found
+
+    def _check_slots(self) -> None:
+        """Refuse reads that cannot share a barrier, and slot folders without slots."""
+        versioned = {name: source for name, source in self.reads.items() if not source.unversioned}
+        if not versioned:
+            msg = f"pipeline {self.name!r}: every read is a lookup table; expected one that brings new input"
+            raise ConfigError(msg)
+        ordered = [name for name, source in versioned.items() if not source.slotted]
+        if self.slotted and ordered:
+            msg = (
+                f"pipeline {self.name!r}: read {ordered[0]!r} goes in order and others by intervals, which run in any"
+                " order; give them pipelines of their own"
+            )
+            raise ConfigError(msg)
+        for name, sink in self.writes.items():
+            if sink.slotted and not self.slotted:
+                msg = f"pipeline {self.name!r}: write {name!r} has slot folders, but no read goes by intervals"
+                raise ConfigError(msg)
+
+    def _check_audits(self) -> None:
+        for audit in self.audits:
+            if not isinstance(audit, Audit):
+                msg = f"pipeline {self.name!r}: audits: expected some of twophase.audits, found {audit!r}"
+                raise ConfigError(msg)
+            if audit.on is not None and audit.on not in self.writes:
+                there = ", ".join(self.writes)
+                msg = f"pipeline {self.name!r}: audit {audit.name}: no write {audit.on!r}, expected {there}"
+                raise ConfigError(msg)
+        for name in self.reads:
+            if quarantine_of(name) in self.writes and self.reads[name].quarantine() is not None:
+                msg = f"pipeline {self.name!r}: write {quarantine_of(name)!r}: bad records of {name!r} have that name"
+                raise ConfigError(msg)
 
     def _check_parts(self, what: str, parts: Mapping[str, Any], kind: type[Any]) -> None:
         if not parts:
@@ -74,7 +135,7 @@ class Pipeline:
 
     def _check_locations(self) -> None:
         """Refuse overlapping folders: one output inside another, or inside an input, would be read as part of it."""
-        places = [(f"write {name!r}", where) for name, sink in self.writes.items() for where in sink.folders()]
+        places = [(f"write {name!r}", where) for name, sink in self.sinks.items() for where in sink.folders()]
         places += [(f"read {name!r}", where) for name, source in self.reads.items() for where in source.folders()]
         for number, (one, here) in enumerate(places):
             for other, there in places[number + 1 :]:
@@ -97,6 +158,8 @@ class Pipeline:
             "reads": {name: source.declaration() for name, source in self.reads.items()},
             "transform": transform,
             "writes": {name: sink.declaration() for name, sink in self.writes.items()},
+            "audits": [audit.declaration() for audit in self.audits],
+            "retention": self.retention.config(),
             "max_pending": self.max_pending,
         }
 
@@ -108,6 +171,8 @@ class Pipeline:
             reads={read: Source.load(source) for read, source in declaration["reads"].items()},
             transform=_loaded_transform(declaration["transform"]),
             writes={write: Sink.load(sink) for write, sink in declaration["writes"].items()},
+            audits=[Audit.load(audit) for audit in declaration.get("audits", ())],
+            retention=Retention(**declaration.get("retention", {})),
             max_pending=declaration["max_pending"],
         )
 
@@ -115,7 +180,10 @@ class Pipeline:
         """Say in words what of this declaration cannot follow an older one, once there are checkpoints."""
         new = self.declaration()
         problems = []
-        for what, fixed in (("reads", ("class", "format")), ("writes", ("class", "format", "partition_by"))):
+        for what, fixed in (
+            ("reads", ("class", "format")),
+            ("writes", ("class", "format", "partition_by", "slot_folder")),
+        ):
             one = what[:-1]
             for name, before in old[what].items():
                 after = new[what].get(name)
@@ -132,12 +200,17 @@ class Pipeline:
                     ]
         return problems
 
-    def prepare(self) -> None:
+    def prepare(self, slot: str | None = None) -> None:
         """Look, before anything is recorded, whether every read can be read and every write written."""
         for source in self.reads.values():
             source.prepare()
-        for sink in self.writes.values():
-            sink.prepare()
+        for sink in self.sinks.values():
+            sink.prepare(slot)
+
+
+def quarantine_of(read: str) -> str:
+    """Return the name of the write that a read's bad records go to."""
+    return f"{read}_quarantine"
 
 
 def _loaded_transform(path: str) -> Transform:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
+from twophase.auditing import audit
 from twophase.core import errors
 from twophase.core.checkpoint import Input, Json, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
@@ -23,6 +24,7 @@ from twophase.core.errors import (
     Fenced,
     ManifestMismatch,
     NoSpace,
+    NotYet,
     SchemaChanged,
     StoreUnavailable,
 )
@@ -30,9 +32,11 @@ from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
 from twophase.core.settings import lease_seconds, spark_jobs
-from twophase.core.states import State
+from twophase.core.slots import Slot
+from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.local.opening import open_record
 from twophase.maintenance import run_folder
+from twophase.pipeline import quarantine_of
 from twophase.spark.plan import Plan
 
 if TYPE_CHECKING:
@@ -46,6 +50,8 @@ log = logging.getLogger("twophase")
 
 #: A moment beyond another's lease: its last renewal may be under way.
 GRACE = 0.1
+#: Seconds between two looks for input that has to come; the last one goes on.
+POLLS = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Stager(Protocol):
@@ -57,15 +63,22 @@ class Stager(Protocol):
 
 
 def run(
-    pipeline: Pipeline, spark: SparkSession | None = None, slot: str | None = None, *, dsn: str | None = None
+    pipeline: Pipeline,
+    spark: SparkSession | None = None,
+    slot: str | None = None,
+    *,
+    reprocess: bool = False,
+    dsn: str | None = None,
 ) -> Revision | None:
     """Take one checkpoint through, exactly once; None when there is no new input.
 
     With `spark` the work is done in this process and the transform may be any function; without, by a spark-submit of
     its own. What an earlier crash left is finished first; a run that was killed is taken over once its lease is out.
+    A pipeline that reads intervals is told which one by `slot`: `start/end` in ISO 8601, or a partition key. A slot
+    that is committed already is returned as it is; with `reprocess` a new revision takes its place.
     """
     with Runner(pipeline, stager_for(pipeline, spark), dsn=dsn) as runner:
-        return runner.run(slot)
+        return runner.run(slot, reprocess=reprocess)
 
 
 def stager_for(
@@ -88,11 +101,21 @@ class Runner:
     """Runs checkpoints of one pipeline, one after the other, over one connection to the record."""
 
     def __init__(
-        self, pipeline: Pipeline, stager: Stager, *, dsn: str | None = None, record: PostgresRecord | None = None
+        self,
+        pipeline: Pipeline,
+        stager: Stager,
+        *,
+        dsn: str | None = None,
+        record: PostgresRecord | None = None,
+        waits: bool = True,
     ) -> None:
-        """Check the declaration, open the record unless it is given, and put the pipeline in it."""
+        """Check the declaration, open the record unless it is given, and put the pipeline in it.
+
+        `waits` says whether to wait for the input of an interval that is declared so, or to raise NotYet.
+        """
         self.pipeline = pipeline
         self.stager = stager
+        self.waits = waits
         pipeline.prepare()
         self.record = record or open_record(dsn, may_start=True)
         enter(self.record, pipeline)
@@ -106,16 +129,58 @@ class Runner:
         """Give the connection back."""
         self.record.engine.dispose()
 
-    def run(self, slot: str | None = None) -> Revision | None:
-        """Take one checkpoint through; None when there is no new input."""
-        if slot is not None:
-            msg = f"pipeline {self.pipeline.name!r}: slot {slot!r}: none of its reads goes by intervals"
+    def run(
+        self,
+        slot: str | None = None,
+        *,
+        reprocess: bool = False,
+        kind: str = "regular",
+        me: Run | None = None,
+        campaign: str | None = None,
+    ) -> Revision | None:
+        """Take one checkpoint through; None when there is no new input.
+
+        With `reprocess` a slot that was decided before gets a new revision, unless that was in the same campaign.
+        """
+        slot = self._slot(slot)
+        run = me or Run(None, f"script-{secrets.token_hex(6)}")
+        self.pipeline.prepare(slot)
+        done = self._take_through(lambda: self.coordinator.begin(run, slot=slot, kind=kind))
+        if done is not None and reprocess and done.run != run:
+            return self.replace(done.checkpoint_id, me=run, campaign=campaign)
+        return done
+
+    def replace(
+        self, checkpoint_id: int, *, kind: str = "backfill", me: Run | None = None, campaign: str | None = None
+    ) -> Revision:
+        """Take a new revision of a committed checkpoint through; the committed one stands until it is promoted."""
+        run = me or Run(None, f"script-{secrets.token_hex(6)}")
+        done = self._take_through(
+            lambda: self.coordinator.replace(run, checkpoint_id, kind=kind, campaign=campaign),
+        )
+        if done is None:
+            raise AssertionError  # a replacement is taken, or refused
+        return done
+
+    def _slot(self, slot: str | None) -> str | None:
+        """Return a slot in its one spelling."""
+        which = f"pipeline {self.pipeline.name!r}"
+        if slot is None and self.pipeline.slotted:
+            msg = f"{which}: it reads intervals; say which: slot='start/end' in ISO 8601, or a partition key"
             raise ConfigError(msg)
-        me = Run(None, f"script-{secrets.token_hex(6)}")
+        if slot is not None and not self.pipeline.slotted:
+            msg = f"{which}: slot {slot!r}: none of its reads goes by intervals"
+            raise ConfigError(msg)
+        return None if slot is None else Slot.parse(slot).text
+
+    def _take_through(self, take: Callable[[], Revision | None]) -> Revision | None:
+        """Take what there is to take, and bring it to its commit."""
         while True:
-            revision = self._begin(me, slot)
+            revision = self._begin(take)
             if revision is None:
                 return None
+            if revision.state in DECIDED:
+                return self.coordinator.finish(revision.key)
             if revision.state is State.PRECOMMITTED and self._still_staged(revision):
                 log.info("%s: every participant had voted yes, going on to commit", revision.key)
                 break
@@ -133,29 +198,35 @@ class Runner:
 
     def restage(self, checkpoint_id: int, reason: str) -> Revision:
         """Stage again what a decided revision has lost, and promote it: the only way out for a parked one."""
-        found = self.coordinator.transact(lambda tx: tx.unfinished(self.pipeline.name))
-        decided = [r for r in found if r.checkpoint_id == checkpoint_id and r.state is State.COMMITTING]
-        if not decided:
-            msg = f"checkpoint {self.pipeline.name}/{checkpoint_id}: it is not committing, there is nothing to restage"
+        which = f"checkpoint {self.pipeline.name}/{checkpoint_id}"
+        found = self.coordinator.transact(lambda tx: tx.live_revision(self.pipeline.name, checkpoint_id))
+        if found is None or found.state is not State.COMMITTING:
+            msg = f"{which}: it is not committing, there is nothing to restage"
             raise ConfigError(msg)
-        attempt = self.coordinator.restage(decided[0].key, reason)
+        attempt = self.coordinator.restage(found.key, reason)
         self._stage_and_vote(attempt)
         return self.coordinator.finish(attempt.key)
 
-    def _begin(self, me: Run, slot: str | None) -> Revision | None:
-        """Take a checkpoint; wait out the lease of a run that may be dead, and say so."""
+    def _begin(self, take: Callable[[], Revision | None]) -> Revision | None:
+        """Take a checkpoint; wait out the lease of a run that may be dead, or for input to come, and say so."""
+        pauses = iter(POLLS)
         while True:
             try:
-                revision = self.coordinator.begin(me, slot=slot)
+                revision = take()
             except Busy as busy:
                 if busy.lease_left is None:
                     raise
                 log.info("%s; waiting for it to end or to run out", busy)
                 threading.Event().wait(max(busy.lease_left, 0) + GRACE)
+            except NotYet as missing:
+                if not self.waits:
+                    raise
+                log.info("%s; waiting for it", missing)
+                threading.Event().wait(next(pauses, POLLS[-1]))
             except Fenced as fenced:
                 log.info("%s", fenced)
             else:
-                if revision is not None:
+                if revision is not None and revision.state in UNDECIDED:
                     log.info("%s: begun, epoch %s", revision.key, revision.epoch)
                 return revision
 
@@ -163,7 +234,7 @@ class Runner:
         """Look whether what was voted for is still there before it is decided upon."""
         try:
             for participant in self._sinks(revision):
-                self.pipeline.writes[participant.name].check(revision.key, participant.handle, participant.manifest)
+                self.pipeline.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
         except ManifestMismatch as mismatch:
             log.warning("%s; staging again", mismatch)
             return False
@@ -200,6 +271,9 @@ class Runner:
         for participant in participants:
             lease.check()
             self._vote(attempt, plan, participant, staged[participant.name])
+        if attempt.state is State.OPEN:  # not when what is decided is staged again
+            found = {p.name: (p, staged[p.name]) for p in participants}
+            audit(self.coordinator, self.pipeline, attempt, found, lease.check)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _plan(self, attempt: Revision, participants: list[Participant]) -> Plan:
@@ -207,15 +281,14 @@ class Runner:
 
         def look(tx: Transaction) -> tuple[Mapping[str, Input], dict[str, list[list[str]] | None]]:
             found = cast("PostgresTransaction", tx)
-            inputs = found.inputs(self.pipeline.name, attempt.checkpoint_id)
+            inputs = found.inputs(attempt.key)
             return inputs, {
-                write: queries.last_schema(found.connection, self.pipeline.name, write)
-                for write in self.pipeline.writes
+                write: queries.last_schema(found.connection, self.pipeline.name, write) for write in self.pipeline.sinks
             }
 
         inputs, schemas = self.coordinator.transact(look)
-        declared = self.pipeline.declaration()
         handles = {p.name: p.handle for p in participants}
+        quarantines = {quarantine_of(name): name for name in self.pipeline.reads}
         return Plan(
             pipeline=self.pipeline.name,
             checkpoint_id=attempt.checkpoint_id,
@@ -224,12 +297,17 @@ class Runner:
             slot=attempt.slot,
             transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
             reads={
-                name: {"source": declared["reads"][name], "files": fixed.files, "ranges": fixed.ranges}
+                name: {"source": self.pipeline.reads[name].declaration(), **fixed_input(fixed)}
                 for name, fixed in inputs.items()
             },
             writes={
-                name: {"sink": sink, "handle": handles.get(name), "schema": schemas[name]}
-                for name, sink in declared["writes"].items()
+                name: {
+                    "sink": sink.declaration(),
+                    "handle": handles.get(name),
+                    "schema": schemas[name],
+                    "quarantine": quarantines.get(name) if name not in self.pipeline.writes else None,
+                }
+                for name, sink in self.pipeline.sinks.items()
             },
         )
 
@@ -240,7 +318,7 @@ class Runner:
     def _vote(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
         """Check what was staged against storage, and the input against what it was; then record the vote."""
         hit("vote.before")
-        sink = self.pipeline.writes[participant.name]
+        sink = self.pipeline.sinks[participant.name]
         try:
             self._check_input(plan)
             check_schema(attempt, participant.name, sink.by_position(), plan, manifest["schema"])
@@ -266,7 +344,7 @@ def enter(record: PostgresRecord, pipeline: Pipeline) -> None:
     """Put a pipeline's declaration in the record, unless it cannot follow what is there."""
     from twophase.committer.registry import register
 
-    outputs = {name: sink.location() for name, sink in pipeline.writes.items()}
+    outputs = {name: sink.location() for name, sink in pipeline.sinks.items()}
 
     def step(tx: Transaction) -> None:
         connection = cast("PostgresTransaction", tx).connection
@@ -281,10 +359,24 @@ def coordinator(record: PostgresRecord, pipeline: Pipeline) -> Coordinator:
         record,
         pipeline.name,
         sources=pipeline.reads,
-        sinks=pipeline.writes,
+        sinks=pipeline.sinks,
+        audits=list(pipeline.voters()),
         lease=lease_seconds(),
         max_pending=pipeline.max_pending,
     )
+
+
+def fixed_input(fixed: Input) -> dict[str, Any]:
+    """Return a fixed input as a plan has it."""
+    outputs = [(o.key.checkpoint_id, o.key.revision, o.attempt, o.handle, o.manifest) for o in fixed.outputs]
+    return {
+        "files": fixed.files,
+        "ranges": fixed.ranges,
+        "outputs": outputs,
+        "upstream": fixed.upstream,
+        "upstream_pipeline": fixed.outputs[0].key.pipeline if fixed.outputs else None,
+        "unversioned": fixed.unversioned,
+    }
 
 
 class InProcess:

@@ -25,7 +25,9 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"sinks", "sources", "state"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
-    frozenset({"__init__", "audits", "examples", "maintenance", "pipeline", "reading", "running", "testing"}),
+    frozenset({"audits", "comparing"}),
+    frozenset({"__init__", "auditing", "backfilling", "diffing", "examples", "maintenance"})
+    | {"pipeline", "reading", "running", "testing"},
     frozenset({"airflow", "cli", "web"}),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
