@@ -19,10 +19,16 @@ import pytest
 from sqlalchemy import text
 
 from conftest import open_folder
+from twophase import Pipeline, audits
 from twophase.committer.record import PostgresRecord
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quickstart.md")
+#: Pages whose Python blocks each stand for themselves.
+DECLARING = (
+    "docs/operations.md",
+    *(f"docs/how-to/{name}.md" for name in ("audits", "bad-records", "chains", "intervals")),
+)
 
 _BLOCK = re.compile(
     r"(?:<!-- (?P<mark>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -99,6 +105,22 @@ def test_every_query_of_the_operations_page_runs(record: PostgresRecord) -> None
     with record.engine.connect() as connection:
         for query in queries:
             connection.execute(text(query))
+
+
+@pytest.mark.parametrize("page", DECLARING)
+def test_every_declaration_in_the_documents_can_be_declared(
+    page: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    found = [block for block in blocks(page) if block.language == "python" and "import duckdb" not in block.content]
+
+    for block in found:
+        names: dict[str, object] = {"audits": audits}
+        exec(compile(block.content, page, "exec"), names)
+        for pipeline in (value for value in names.values() if isinstance(value, Pipeline)):
+            assert Pipeline.from_declaration(pipeline.name, pipeline.declaration()).name == pipeline.name
+
+    assert found
 
 
 @pytest.fixture

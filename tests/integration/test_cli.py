@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import typer.main
 from sqlalchemy import make_url, text
-from typer.testing import CliRunner, Result
 
+from commands import listed, one_line_error, twophase
 from conftest import open_folder
 from factories import PreStaged, land_words, words_pipeline
 from twophase.cli import app
@@ -41,24 +41,6 @@ words = Pipeline(
     writes={"lake": sinks.Files("lake/words")},
 )
 """
-
-
-def twophase(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), prog_name="twophase")
-
-
-def listed(*arguments: str) -> Any:
-    result = twophase(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def one_line_error(result: Result, *, code: int = 1) -> str:
-    """Return what follows `error: `, the only line there is."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
-    return result.stderr.removeprefix("error: ").strip()
 
 
 def commit(checkpoints: int = 1, *, start: int = 0) -> None:

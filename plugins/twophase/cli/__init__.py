@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twophase.cli import care, demo, local, people, record, run
+from twophase.cli import backfill, care, demo, diff, local, people, record, run
 from twophase.core.errors import TwophaseError
 
 __all__ = ["app", "main"]
@@ -62,7 +62,7 @@ def _root(
         typer.echo(ctx.get_help())
 
 
-for _module in (run, record, care, people, local, demo):
+for _module in (run, backfill, record, diff, care, people, local, demo):
     _module.add_to(app)
 
 

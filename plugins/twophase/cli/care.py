@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, complain, console, print_json, say, state, table
+from twophase.cli.output import Json, complain, print_json, progress, say, state, table
+from twophase.cli.people import parked
 from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def _say(revision: Revision, one: dict[str, Any]) -> None:
             ")",
         )
     )
+    parked(one)
 
 
 # --- sweep -----------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what the record says is dead: staged output of aborted and replaced attempts, their run folders."""
+    """Remove what the record says is dead: staged output of aborted attempts, and what retention is over for."""
     from twophase import maintenance
     from twophase.cli.opening import opened
 
@@ -197,12 +198,13 @@ def verify(
     broken: OSError | None = None
     with opened() as record:
         declared = maintenance.load(record, pipeline)
-        with _bar(f"verifying {pipeline}", _committed(record, pipeline) * len(declared.writes)) as advance:
+        with progress() as bar:
+            task = bar.add_task(f"verifying {pipeline}", total=_committed(record, pipeline) * len(declared.sinks))
             try:
                 for found in maintenance.verify(record, declared):
                     if found is None:
                         checked += 1
-                        advance()
+                        bar.advance(task)
                     else:
                         differences.append(found)
             except OSError as error:  # what was found before it is still worth knowing
@@ -217,7 +219,7 @@ def verify(
     if differences:
         raise typer.Exit(1)
     if not as_json:
-        say(_verdict(pipeline, checked, list(declared.writes)))
+        say(_verdict(pipeline, checked, list(declared.sinks)))
 
 
 def _committed(record: PostgresRecord, pipeline: str) -> int:
@@ -230,26 +232,6 @@ def _committed(record: PostgresRecord, pipeline: str) -> int:
     query = select(func.count()).where((r.pipeline == pipeline) & (r.state == State.COMMITTED))
     with record.engine.connect() as connection:
         return int(connection.execute(query).scalar_one())
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Any]:
-    """Show how far it is, on a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    target = console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=target,
-        transient=True,
-        disable=not target.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
 
 
 def _differences(differences: list[Difference]) -> None:

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the record's column names.")]
@@ -20,7 +21,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the record'
 _WIDE = 100_000
 
 #: Headings of columns that may take several lines on a terminal.
-LONG = frozenset({"dag", "difference", "error", "parked", "reason", "run", "slot", "what has happened", "who", "why"})
+LONG = frozenset(
+    {"command", "dag", "difference", "error", "failed", "parked", "reason", "run", "slot", "what has happened", "who"}
+) | {"why"}
 #: Headings of columns that a narrow terminal does without: `show` has them.
 _SPARE = frozenset({"dag", "run"})
 _NARROW = 100
@@ -74,6 +77,22 @@ def _plain(value: object) -> str | float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value)
+
+
+def progress() -> Progress:
+    """Show how far it is, on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    target = console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=target,
+        transient=True,
+        disable=not target.is_terminal,
+    )
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

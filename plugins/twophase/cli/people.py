@@ -1,22 +1,122 @@
-"""What a person decides: `restage`, `release`. Each says why, and the record keeps it."""
+"""What a person decides: `pending`, `commit`, `abort`, `restage`, `release`. Each says why, and the record keeps it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import say
+from twophase.cli.output import Json, complain, listing, print_json, say
+from twophase.core.states import UNDECIDED, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twophase.core.checkpoint import Revision
+    from twophase.core.coordinator import Coordinator
+    from twophase.core.ports import Transaction
 
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", show_default=False)]
-Id = Annotated[int, typer.Argument(metavar="ID", help="The checkpoint's number.", show_default=False)]
+Some = Annotated[str | None, typer.Argument(metavar="PIPELINE", help="Only this pipeline.", show_default=False)]
+Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The checkpoint's number.", show_default=False)]
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the events.", show_default=False)]
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (restage, release):
+    for command in (pending, commit, abort, restage, release):
         app.command(rich_help_panel="Decide")(command)
+
+
+def pending(pipeline: Some = None, *, as_json: Json = False) -> None:
+    """List what has not ended, parked revisions first, each with the command that fits."""
+    from twophase.cli.opening import connected
+    from twophase.committer import queries
+
+    with connected() as connection:
+        found = queries.pending(connection, pipeline)
+    rows = [{**row, "command": command_for(row)} for row in found]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        say("nothing is pending")
+    else:
+        columns = (
+            "pipeline",
+            "checkpoint_id",
+            "revision",
+            "state",
+            "slot",
+            "age",
+            "run_id",
+            "parked_reason",
+            "command",
+        )
+        names = {"checkpoint_id": "checkpoint", "revision": "rev", "run_id": "run", "parked_reason": "parked"}
+        listing(rows, [(names.get(column, column), column) for column in columns])
+
+
+def command_for(row: Mapping[str, Any]) -> str | None:
+    """Return the command that gets a pending revision further; None: somebody works on it."""
+    which = f"{row['pipeline']} {row['checkpoint_id']}"
+    if row["parked_reason"]:
+        return f"twophase restage {which} --reason …"
+    if row["leased"]:
+        return None
+    if row["state"] == State.PRECOMMITTED:
+        return f"twophase commit {which} --reason …"
+    if row["state"] == State.OPEN:
+        return f"twophase abort {which} --reason …"
+    return f"twophase recover {row['pipeline']}"
+
+
+def commit(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
+    """Commit a pre-committed revision whose run is gone, or promote a decided one."""
+    from twophase.core.errors import ConfigError
+
+    with _opened(pipeline) as coordinator:
+        found = _standing(coordinator, checkpoint_id)
+        which = f"checkpoint {found.key}"
+        if found.state in {State.COMMITTED, State.SUPERSEDED}:
+            say(f"{found.key}: it is {found.state.lower()} already")
+            return
+        if found.state is State.PRECOMMITTED:
+            _free(found)
+            for participant in coordinator.transact(lambda tx: tx.participants(found.key)):
+                if participant.kind == "sink":
+                    coordinator.sinks[participant.name].check(found.key, participant.handle, participant.manifest)
+            done = coordinator.commit(found, f"the commit point, by a person: {reason}")
+        elif found.state is State.COMMITTING:
+            coordinator.transact(lambda tx: tx.note(found.key, "commit asked for", reason))
+            done = coordinator.finish(found.key)
+        else:
+            votes = coordinator.transact(lambda tx: tx.participants(found.key))
+            missing = ", ".join(p.name for p in votes if not p.vote) or "everybody: no attempt was opened"
+            state = found.state.lower()
+            msg = f"{which}: expected precommitted, found {state}; no yes from {missing}; run it, or abort it"
+            raise ConfigError(msg)
+    say(f"{done.key}: {done.state.lower()}, rows {done.rows}")
+
+
+def abort(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
+    """End a revision before its commit point; the checkpoint keeps its input, and the next run takes it again."""
+    from twophase.core.errors import ConfigError
+
+    with _opened(pipeline) as coordinator:
+        found = _standing(coordinator, checkpoint_id)
+        if found.state is State.ABORTED:
+            say(f"{found.key}: it is aborted already")
+            return
+        if found.state not in UNDECIDED | {State.ABORTING}:
+            remedy = "restage or recover it" if found.state is State.COMMITTING else "backfill it to replace it"
+            msg = f"checkpoint {found.key}: it is {found.state.lower()}, and a decision is final; {remedy}"
+            raise ConfigError(msg)
+        _free(found)
+        if found.state is State.ABORTING:
+            done = coordinator.finish_abort(found)
+        else:
+            done = coordinator.abort(found, f"by a person: {reason}", unleased=True)
+    say(f"{done.key}: {done.state.lower()}")
 
 
 def restage(pipeline: Name, checkpoint_id: Id, *, reason: Reason, master: str | None = None) -> None:
@@ -28,16 +128,59 @@ def restage(pipeline: Name, checkpoint_id: Id, *, reason: Reason, master: str | 
     with opened() as record:
         declared = load(record, pipeline)
         runner = Runner(declared, stager_for(declared, master=master), record=record)
+        found = _standing(runner.coordinator, checkpoint_id)
+        if found.state in {State.COMMITTED, State.SUPERSEDED}:
+            say(f"{found.key}: it is {found.state.lower()} already")
+            return
         done = runner.restage(checkpoint_id, reason)
     say(f"{done.key}: {done.state.lower()}, rows {done.rows}")
 
 
 def release(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
     """Free the input of an aborted checkpoint, so that what changed in it is read by a later one."""
+    with _opened(pipeline) as coordinator:
+        coordinator.release(checkpoint_id, reason)
+    say(f"{pipeline}/{checkpoint_id}: released, its input belongs to no checkpoint")
+
+
+def _opened(pipeline: str) -> Any:  # noqa: ANN401 - a context manager around a coordinator
+    from contextlib import contextmanager
+
     from twophase.cli.opening import opened
     from twophase.maintenance import load
     from twophase.running import coordinator
 
-    with opened() as record:
-        coordinator(record, load(record, pipeline)).release(checkpoint_id, reason)
-    say(f"{pipeline}/{checkpoint_id}: released, its input belongs to no checkpoint")
+    @contextmanager
+    def one() -> Any:  # noqa: ANN401 - see above
+        with opened() as record:
+            yield coordinator(record, load(record, pipeline))
+
+    return one()
+
+
+def _standing(coordinator: Coordinator, checkpoint_id: int) -> Revision:
+    """Return the revision of a checkpoint that a person means: the live one, else the newest."""
+
+    def look(tx: Transaction) -> Revision:
+        live = tx.live_revision(coordinator.pipeline, checkpoint_id)
+        return live or tx.newest_of(coordinator.pipeline, checkpoint_id)
+
+    return coordinator.transact(look)
+
+
+def _free(found: Revision) -> None:
+    """Refuse to decide over the head of a run that works on it."""
+    from twophase.core.errors import Busy
+
+    if found.leased:
+        msg = (
+            f"checkpoint {found.key}: run {found.run} works on it, {found.lease_left:.0f} s of lease left;"
+            " stop that run, or wait"
+        )
+        raise Busy(msg, lease_left=found.lease_left)
+
+
+def parked(found: Mapping[str, Any]) -> None:
+    """Say what gets a parked revision further."""
+    if found["parked_reason"]:
+        complain(f"it needs a person: twophase restage {found['pipeline']} {found['checkpoint_id']} --reason …")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from twophase.cli.output import Json, cell, complain, listing, print_json, say, size, state, table
+from twophase.cli.people import parked
 from twophase.core.states import State
 
 #: (heading, column) of a listing of checkpoints, in the order people look for them.
@@ -98,7 +99,7 @@ def show(
     checkpoint_id: Annotated[int, typer.Argument(metavar="ID", min=1, help="The checkpoint's id.", show_default=False)],
     *,
     revision: Annotated[
-        int | None, typer.Option(min=1, help="This revision, not the newest.", show_default=False)
+        int | None, typer.Option(min=0, help="This revision, not the newest.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -112,6 +113,7 @@ def show(
         print_json(found)
         return
     _show_revision(found)
+    parked(found)
     _show_inputs(found["inputs"])
     _show_participants(found["participants"])
     _show_events(found["events"])
@@ -133,9 +135,17 @@ def _show_inputs(inputs: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     for source, fixed in inputs.items():
+        if "unversioned" in fixed:
+            where = fixed["unversioned"]
+            say(Text.assemble("\n", ("input ", "bold"), f"{source}: {where}", ("  as each attempt found it", "dim")))
+            continue
         if "ranges" in fixed:
             ranges = ", ".join(f"{part} [{start}, {end})" for part, (start, end) in fixed["ranges"].items())
             say(Text.assemble("\n", ("input ", "bold"), f"{source}: {ranges}"))
+            for read in fixed.get("read", ())[:FILES]:
+                say(f"  {read['pipeline']}/{read['checkpoint_id']} r{read['revision']}")
+            if fixed.get("revisions", 0) > FILES:
+                say(Text(f"  … and {fixed['revisions'] - FILES} more; --json lists them", style="dim"))
             continue
         count, paths = fixed["files"], fixed["paths"]
         of = f"{count} file{'' if count == 1 else 's'}, {size(fixed['bytes'])}"

@@ -54,7 +54,7 @@ def _pairs(values: list[str]) -> list[str]:
     return values
 
 
-def run(
+def run(  # noqa: PLR0913 - what a person may ask for
     target: Annotated[
         str,
         typer.Argument(
@@ -64,6 +64,17 @@ def run(
         ),
     ],
     *,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START/END|KEY",
+            help="Which interval, in ISO 8601, or which partition key.",
+            show_default=False,
+        ),
+    ] = None,
+    reprocess: Annotated[
+        bool, typer.Option("--reprocess", help="A new revision if the slot is committed already.")
+    ] = False,
     drain: Annotated[bool, typer.Option("--drain", help="Go on until there is no new input.")] = False,
     master: Annotated[
         str | None, typer.Option(help="Where Spark runs, as for spark-submit.", show_default="local[*]")
@@ -87,9 +98,9 @@ def run(
     done: list[dict[str, Any]] = []
     try:
         with _story(), Runner(pipeline, stager_for(pipeline, master=master, conf=settings)) as runner:
-            while (revision := runner.run()) is not None:
+            while (revision := runner.run(slot, reprocess=reprocess)) is not None:
                 done.append(columns(revision))
-                if not drain:
+                if not drain or slot is not None:
                     break
     except AttemptFailed as failed:
         show_traceback(failed)
