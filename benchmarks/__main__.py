@@ -10,11 +10,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import files, history, landing, machine, memory, million, place, promotion, report
+from benchmarks import audits, files, history, landing, machine, memory, million, place, promotion, report, verifying
 from benchmarks.harness import Measure
 
 MEASURES: dict[str, Measure[Any]] = {
-    module.MEASURE.name: module.MEASURE for module in (files, promotion, history, million, memory, landing)
+    measure.name: measure
+    for measure in (
+        files.MEASURE,
+        promotion.MEASURE,
+        promotion.REPLACEMENT,
+        history.MEASURE,
+        million.MEASURE,
+        memory.MEASURE,
+        landing.MEASURE,
+        audits.MEASURE,
+        verifying.MEASURE,
+    )
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -21,7 +21,7 @@ from twophase import Pipeline, sinks, sources
 from twophase.core.coordinator import Coordinator
 from twophase.core.settings import data_path
 from twophase.running import InProcess, Runner
-from twophase.sinks import disk
+from twophase.sinks import disk, manifests
 from twophase.sinks import files as files_sink
 from twophase.sinks.files import Files
 
@@ -73,7 +73,7 @@ def run(place: Place, sizes: Sizes) -> Findings:
         ],
         profile={
             "ours": medians(mine, parts),
-            f"ours, inside seal, over {files_sink.THREADS} threads": medians(mine, threads),
+            f"ours, inside seal, over {manifests.THREADS} threads": medians(mine, threads),
             "peer": medians(theirs),
         },
         notes=[

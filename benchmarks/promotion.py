@@ -1,4 +1,4 @@
-"""Making a staged folder visible: as fast with 10,000 files in it as with 10, since it is one rename."""
+"""Making a staged folder visible: as fast with 10,000 files in it as with 10, since it is one rename or exchange."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave,
 from benchmarks.place import Place
 from benchmarks.workload import stage
 from twophase import sinks
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
 from twophase.sinks import disk
-from twophase.sinks.files import Files
+from twophase.sinks.promoting import Promoter
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Sizes:
     many: int
     few: int
     rounds: int
+    #: Whether it takes the place of a committed revision with as many files.
+    replacing: bool = False
 
 
 def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no database
@@ -32,13 +34,13 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
     sides = {}
     for files in (sizes.many, sizes.few):
         with step(f"staging {files:,} files"):
-            sides[f"{files:,} files"] = promoter(files)
+            sides[f"{files:,} files"] = promoter(files, replacing=sizes.replacing)
     found = interleave(sides, rounds=sizes.rounds, warmup=2)
     many, few = found.values()
     return Findings(
         compared=f"{sizes.many:,} staged files ÷ {sizes.few:,}",
         figures=[
-            Figure("promotion", many["promotion"], few["promotion"], goal=1.2),
+            Figure("replacement" if sizes.replacing else "promotion", many["promotion"], few["promotion"], goal=1.2),
             Figure("the manifest check before it", many["check"], few["check"]),
         ],
         profile={side: medians(parts) for side, parts in found.items()},
@@ -49,15 +51,17 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
     )
 
 
-def promoter(files: int) -> Callable[[], Mapping[str, float]]:
+def promoter(files: int, *, replacing: bool) -> Callable[[], Mapping[str, float]]:
     """Stage a folder once; return what promotes it and puts it back, any number of times."""
-    sink = sinks.Files(f"lake/promotion_{files}")
+    sink = sinks.Files(f"lake/{'replacement' if replacing else 'promotion'}_{files}")
     sink.prepare()
-    key = Key("promotion", 1, 1)
-    handle = sink.place(key, 1, "benchmark")
+    older = first_revision(sink, files) if replacing else None
+    key = Key("promotion", 1, 2 if replacing else 1)
+    handle = sink.place(key, 1, "benchmark", older=older)
     manifest = stage(sink, key, 1, handle, files)
     table = Path(handle["table"])
-    staged = Path(f"{table}.twophase", "staging", handle["name"])
+    side = Path(f"{table}.twophase")
+    staged = side / "staging" / handle["name"]
 
     def promote() -> None:
         if sink.promote(key, handle, manifest).outcome is not Outcome.PROMOTED:
@@ -68,15 +72,35 @@ def promoter(files: int) -> Callable[[], Mapping[str, float]]:
         os.sync()
         gc.collect()
         gc.disable()  # as timeit does: the check's garbage would be collected in the middle of the promotion
-        with Stopwatch(check=(Files, "_check_taken"), fsync=(disk, "fsync_folder")) as stopwatch:
+        with Stopwatch(check=(Promoter, "_check_taken"), fsync=(disk, "fsync_folder")) as stopwatch:
             whole = timed(promote)
             parts = stopwatch.take()
         gc.enable()
         (table / "checkpoint=00000001").rename(staged)
+        if replacing:
+            (side / "superseded" / "00000001.r1").rename(table / "checkpoint=00000001")
         return {"promotion": whole - parts["check"], **parts}
 
     return turn
 
+
+def first_revision(sink: sinks.Files, files: int) -> Output:
+    """Commit the revision that is to be replaced."""
+    key = Key("promotion", 1, 1)
+    handle = sink.place(key, 1, "benchmark")
+    manifest = stage(sink, key, 1, handle, files)
+    sink.promote(key, handle, manifest)
+    return Output(key, 1, handle, manifest)
+
+
+REPLACEMENT = Measure(
+    "replacement",
+    "Does a replacement stay one exchange, however many files a checkpoint has?",
+    full=Sizes(many=10_000, few=10, rounds=50, replacing=True),
+    quick=Sizes(many=500, few=10, rounds=20, replacing=True),
+    tiny=Sizes(many=20, few=10, rounds=1, replacing=True),
+    run=run,
+)
 
 MEASURE = Measure(
     "promotion",

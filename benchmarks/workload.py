@@ -76,6 +76,21 @@ def stage(sink: Files, key: Key, attempt: int, handle: Json, files: int) -> Json
     return sink.seal(key, attempt, "lake", handle, SCHEMA)
 
 
+def stage_bytes(sink: Files, key: Key, attempt: int, handle: Json, size: int) -> Json:
+    """Fill an attempt's staging folder with some large files of random numbers, and seal it."""
+    import numpy as np
+
+    folder = Path(f"{handle['table']}.twophase", "staging", handle["name"])
+    folder.mkdir(parents=True)
+    parts = 16
+    random = np.random.default_rng(1)
+    for number in range(parts):
+        ids = random.integers(0, 2**62, size // parts // 8)
+        table = pa.table({"id": ids, "word": pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int8), ["w"])})
+        pq.write_table(table, folder / f"part-r{key.revision}-a{attempt}-{number:05d}.parquet", compression="none")
+    return sink.seal(key, attempt, "lake", handle, SCHEMA)
+
+
 def link_files(folder: Path, prefix: str, files: int) -> None:
     """Give one tiny Parquet file many names; a new one every so often."""
     table = pa.table({"id": pa.array([1], pa.int64()), "word": ["w"]})
