@@ -196,7 +196,7 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
 
 
 def _standing(record: PostgresRecord, pipeline: str, sink: str) -> list[Output]:
-    """Return what may be visible in a sink: all that is committed or on its way."""
+    """Return the places of what may be visible in a sink: all that is committed or on its way."""
     from sqlalchemy import select
 
     from twophase.committer.record import r
@@ -205,10 +205,10 @@ def _standing(record: PostgresRecord, pipeline: str, sink: str) -> list[Output]:
     p = participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
-        select(r.checkpoint_id, r.revision, p.attempt, p.handle, p.manifest)
+        select(r.checkpoint_id, r.revision, p.handle)
         .join(participant, join & (p.name == sink))
         .where((r.pipeline == pipeline) & r.state.in_([State.COMMITTING, State.COMMITTED]))
     )
     with record.engine.connect() as connection:
         rows = connection.execute(query).all()
-    return [Output(Key(pipeline, *row[:2]), row.attempt, row.handle, row.manifest) for row in rows]
+    return [Output(Key(pipeline, *row[:2]), 0, row.handle, {}) for row in rows]

@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("home")]
 
 
 def copy(words: DataFrame, context: Any) -> DataFrame:
-    from pyspark.sql import functions as F
+    from pyspark.sql.functions import lit
 
-    return words.withColumn("revision", F.lit(context.revision))
+    return words.withColumn("revision", lit(context.revision))
 
 
 def words(**sink: Any) -> Pipeline:
@@ -135,7 +135,9 @@ def test_bad_records_are_committed_beside_the_good_ones_and_replaced_with_them(
 ) -> None:
     folder = data_path("landing/words")
     folder.mkdir(parents=True)
-    (folder / "a.json").write_text('{"id": 1, "word": "a"}\nnonsense\n{"id": "x", "word": "b"}\n{"id": 2, "word": "c"}\n')
+    (folder / "a.json").write_text(
+        '{"id": 1, "word": "a"}\nnonsense\n{"id": "x", "word": "b"}\n{"id": 2, "word": "c"}\n'
+    )
     pipeline = Pipeline(
         "words",
         reads={"words": sources.Files(folder, "json", schema="id bigint, word string", on_bad_record="quarantine")},
@@ -153,3 +155,19 @@ def test_bad_records_are_committed_beside_the_good_ones_and_replaced_with_them(
     assert rows(bad, "line", "raw") == [(2, "nonsense"), (3, '{"id": "x", "word": "b"}')] == rows(then, "line", "raw")
     assert all(row.reason and row.file.endswith("a.json") for row in bad.collect())
     assert len({Path(path).name[:10] for path in committed_files("words", "words_quarantine")}) == 1
+
+
+@pytest.mark.parametrize("table", ["lake/env=prod/words", "lake/two words", "lake/wörter 100%"])
+def test_a_table_may_have_any_name(spark: SparkSession, record: PostgresRecord, table: str) -> None:
+    land_words(rows=2)
+    made = words()
+    pipeline = Pipeline("words", reads=made.reads, transform=copy, writes={"lake": sinks.Files(table)})
+    runner = Runner(pipeline, InProcess(spark, pipeline.transform), record=record)
+    runner.run()
+    runner.replace(1)
+
+    assert rows(read_committed(spark, "words", "lake"), "checkpoint", "id", "revision") == [(1, 0, 2), (1, 1, 2)]
+    assert rows(read_committed(spark, "words", "lake", as_of=1), "checkpoint", "id", "revision") == [
+        (1, 0, 1),
+        (1, 1, 1),
+    ]

@@ -229,7 +229,7 @@ class Files(Sink):
                 "mapreduce.fileoutputcommitter.marksuccessfuljobs": False,
             },
         )
-        writer.partitionBy(*self.partition_by).save(place.staged.as_uri())
+        writer.partitionBy(*self.partition_by).save(f"file://{place.staged}")
         schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
         return self.seal(key, attempt, sink, handle, schema)
 

@@ -61,7 +61,7 @@ def union(
 
 
 def _load(reader: DataFrameReader, base: Path, files: Sequence[str]) -> DataFrame:
-    return reader.option("basePath", base.as_uri()).load([paths.literal(path) for path in files])
+    return reader.option("basePath", f"file://{base}").load([paths.literal(path) for path in files])
 
 
 def _with(frame: DataFrame, values: Mapping[str, Any], kinds: Mapping[str, str]) -> DataFrame:
