@@ -7,13 +7,14 @@ itself is atomic. What they do not do is decide: the rules are in the shipped co
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
 from twophase.core.errors import (
     ConfigError,
     Fenced,
@@ -22,7 +23,7 @@ from twophase.core.errors import (
     ManifestMismatch,
     StoreUnavailable,
 )
-from twophase.core.ports import Outcome, Progress, Promotion
+from twophase.core.ports import Committed, Outcome, Progress, Promotion
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 Pause = Callable[[str], None]
@@ -100,7 +101,7 @@ class MemoryRecord:
         return {key: self.to_revision(key, row) for key, row in sorted(self.table("revision").items())}
 
     def to_revision(self, key: Key, row: Mapping[str, Any]) -> Revision:
-        columns = {name: value for name, value in row.items() if name != "lease_until"}
+        columns = {name: value for name, value in row.items() if name not in {"lease_until", "superseded_at"}}
         until = row["lease_until"]
         return Revision(key=key, lease_left=None if until is None else until - self.now, **columns)
 
@@ -212,6 +213,36 @@ class MemoryTransaction:
         found = self._revisions(pipeline)
         return next((r for r in found if r.checkpoint_id == checkpoint_id and r.state is State.COMMITTED), None)
 
+    def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
+        self._step("live_revision")
+        found = self._revisions(pipeline)
+        return next((r for r in found if r.checkpoint_id == checkpoint_id and r.state in LIVE), None)
+
+    def newest_of(self, pipeline: str, checkpoint_id: int) -> Revision:
+        self._step("newest_of")
+        return max((r for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id), key=lambda r: r.revision)
+
+    def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
+        raise NotImplementedError  # nothing here has campaigns
+
+    def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
+        row = self._rows("checkpoint").get((pipeline, checkpoint_id))
+        if row is None:
+            msg = f"checkpoint {pipeline}/{checkpoint_id}: it is not in the record"
+            raise ConfigError(msg)
+        slot: str | None = row["slot"]
+        return slot
+
+    def fix_inputs(self, key: Key, inputs: Mapping[str, Input]) -> None:
+        self._step("fix_inputs")
+        self._put("inputs", key, dict(inputs))
+
+    def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
+        raise NotImplementedError  # nothing here has slots
+
+    def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+        raise NotImplementedError  # nothing here reads another pipeline
+
     def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
         self._step("add_revision")
         numbers = [r.revision for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id]
@@ -239,7 +270,8 @@ class MemoryTransaction:
                     raise IllegalTransition(msg)
         decided = row["commit_seq"] is not None
         parked = row["parked_reason"] is not None and row["state"] is not State.COMMITTING
-        if decided != (row["state"] in DECIDED) or parked:
+        swept = row.get("swept") and row["state"] is not State.SUPERSEDED
+        if decided != (row["state"] in DECIDED) or parked or swept:
             msg = f"checkpoint {key}: check constraint violated by {row}"
             raise IllegalTransition(msg)
         self._put("revision", key, row)
@@ -262,6 +294,8 @@ class MemoryTransaction:
             if "lease" in changes:
                 lease = changes.pop("lease")
                 row["lease_until"] = None if lease is None else self.record.now + lease
+            if to is State.SUPERSEDED:
+                row["superseded_at"] = self.record.now
             self._write_revision(key, row | changes)
             self.events.append(Event(key, epoch + bump, why, to))
             return True
@@ -296,6 +330,19 @@ class MemoryTransaction:
 
     def note(self, key: Key, action: str, why: str = "") -> None:
         self.events.append(Event(key, self._revision(key).epoch, action))
+
+    def expired(self, pipeline: str, age: float) -> list[Key]:
+        """Return the superseded revisions whose retention is over."""
+        self._step("expired")
+        last = self.record.now - age
+        rows = self._rows("revision").items()
+        old = [key for key, row in rows if row["state"] is State.SUPERSEDED and row["superseded_at"] <= last]
+        return [key for key in old if key.pipeline == pipeline and not self._revision(key).swept]
+
+    def mark_swept(self, key: Key) -> None:
+        """Record that the output of a superseded revision goes."""
+        if self.hold(key).state is State.SUPERSEDED:
+            self._write_revision(key, dict(self._rows("revision")[key], swept=True))
 
     # --- participants ------------------------------------------------------------------------------------------------
 
@@ -353,16 +400,17 @@ class MemoryTransaction:
     def take_commit_seq(self, pipeline: str) -> int:
         return self._take(pipeline, "commit_seq")
 
-    def inputs(self, pipeline: str, checkpoint_id: int) -> dict[str, Input]:
+    def inputs(self, key: Key) -> dict[str, Input]:
         self._step("inputs")
-        found: dict[str, Input] = self._rows("checkpoint")[pipeline, checkpoint_id]["inputs"]
-        return found
+        found: dict[str, Input] = self._rows("checkpoint")[key.pipeline, key.checkpoint_id]["inputs"]
+        return {**found, **self._rows("inputs").get(key, {})}
 
     def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
-        return {name: fixed.ranges for name, fixed in self.inputs(pipeline, checkpoint_id).items()}
+        return {name: fixed.ranges for name, fixed in self.inputs(Key(pipeline, checkpoint_id, 0)).items()}
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
-        fixed = {name: len(found.files) for name, found in self.inputs(pipeline, checkpoint_id).items() if found.files}
+        inputs = self.inputs(Key(pipeline, checkpoint_id, 0)).items()
+        fixed = {name: len(found.files) for name, found in inputs if found.files}
         owned = [key[1] for key in self._rows("input_file") if (key[0], key[3]) == (pipeline, checkpoint_id)]
         return {name: (count, owned.count(name)) for name, count in fixed.items()}
 
@@ -450,19 +498,33 @@ class Left(NamedTuple):
     path: str
 
 
+class Superseded(NamedTuple):
+    """A revision that a later one took the place of."""
+
+    checkpoint_id: int
+    revision: int
+    path: str
+
+
+ATTEMPT = re.compile(r"(\d+)\.r(\d+)\.a(\d+)\..+")
+#: What keeps the name of a swept revision taken where folders cannot be exchanged.
+TOMBSTONE = "_swept"
+
+
 class MemorySink:
     """A table of folders: staged beside it, taken by one promoter, then made visible by one rename or exchange.
 
-    It takes the steps of `sinks.Files`, one by one, and replaces an older revision by exchange (R1). A rename is
-    durable only after the next fsync.
+    It takes the steps of `sinks.Files`, one by one. A rename is durable only after the next fsync.
     """
 
     #: How often a promoter starts over before it leaves the work to whoever comes next.
     TRIES = 5
     copies = True
 
-    def __init__(self, pause: Pause = no_pause) -> None:
+    def __init__(self, pause: Pause = no_pause, *, exchanges: bool = True) -> None:
         self.pause = pause
+        #: Whether two folders can change places in one step.
+        self.exchanges = exchanges
         self.version = 0
         self.down = False
         #: The next promotion ends in UNKNOWN: "before" its visible step, which then does not happen, or "after" it.
@@ -505,9 +567,10 @@ class MemorySink:
         self._step("fsync")
         self._volatile.clear()
 
-    def power_failure(self) -> None:
-        """Undo the renames that no fsync made durable."""
-        for source, target, exchanged in reversed(self._volatile):
+    def power_failure(self, kept: int = 0) -> None:
+        """Undo the renames that no fsync made durable; the first few may have reached the disk all the same."""
+        lost = self._volatile[kept % (len(self._volatile) + 1) :]
+        for source, target, exchanged in reversed(lost):
             if exchanged and {source, target} <= self.folders.keys():
                 self.folders[source], self.folders[target] = self.folders[target], self.folders[source]
             elif not exchanged and target in self.folders and source not in self.folders:
@@ -515,24 +578,34 @@ class MemorySink:
         self._volatile.clear()
         self.version += 1
 
-    def hide(self, prefix: str) -> bool:
-        """Make staged output disappear, as a broken disk or a careless hand does; say whether there was any."""
-        paths = [path for path in self.folders if path.startswith((f"staging/{prefix}", f"taken/{prefix}"))]
+    def hide(self, key: Key) -> bool:
+        """Make a revision's staged output disappear, as a careless hand does; say whether there was any."""
+        prefix = f"{key.checkpoint_id}.r{key.revision}."
+        paths = [
+            path
+            for path, folder in self.folders.items()
+            if path.startswith((f"staging/{prefix}", f"taken/{prefix}"))
+            and (folder.marker is None or folder.marker.revision == key.revision)
+        ]
         for path in paths:
             self.hidden[path] = self.folders.pop(path)
         self.version += bool(paths)
         return bool(paths)
 
-    def bring_back(self) -> None:
-        """Make what disappeared appear again, as a mount that comes back does."""
+    def bring_back(self) -> set[tuple[int, int]]:
+        """Make what disappeared appear again; return the checkpoints and revisions it is of."""
+        back = set()
         while self.hidden:
             path, folder = self.hidden.popitem()
             self.folders.setdefault(path, folder)
             self.version += 1
+            checkpoint_id, revision, *_ = path.partition("/")[2].split(".")
+            back.add((int(checkpoint_id), int(revision[1:])))
+        return back
 
-    def _has(self, path: str, marker: Marker) -> bool:
-        self._step("look")
-        return path in self.folders and self.folders[path].marker == marker
+    def _has(self, path: str, marker: Marker | None, step: str = "look") -> bool:
+        self._step(step)
+        return marker is not None and path in self.folders and self.folders[path].marker == marker
 
     def _list(self, prefix: str) -> list[str]:
         self._step("list")
@@ -550,16 +623,20 @@ class MemorySink:
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
-    def place(self, key: Key, attempt: int, token: str) -> Json:
-        return {"prefix": f"{key.checkpoint_id}.r{key.revision}.a{attempt}", "token": token}
+    def place(
+        self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
+    ) -> Json:
+        place: dict[str, Any] = {"prefix": f"{key.checkpoint_id}.r{key.revision}.a{attempt}", "token": token}
+        if older is not None:
+            place["replaces"] = [older.key.revision, older.attempt, older.manifest["digest"]]
+        return place
+
+    def adopt(self, key: Key, slot: str) -> Output | None:
+        return None
 
     @staticmethod
     def staged(handle: Json) -> str:
         return f"staging/{handle['prefix']}.{handle['token']}"
-
-    @staticmethod
-    def visible(key: Key) -> str:
-        return f"visible/{key.checkpoint_id}"
 
     def write(self, handle: Json, name: str, rows: Sequence[Row]) -> None:
         """Write one file as an executor does, into a folder that is made if it is not there."""
@@ -580,154 +657,246 @@ class MemorySink:
         return {"digest": digest, "rows": len(folder.rows()), "bytes": 0, "attempt": attempt}
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote."""
+        """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
+        promoter = MemoryPromoter(self, key, handle, manifest)
         self._step("check")
-        folder = self.folders.get(self.staged(handle))
-        if folder is None or folder.marker is None or folder.marker.digest != manifest["digest"]:
-            msg = f"checkpoint {key}: staged folder {self.staged(handle)} has no marker; stage it again"
+        if promoter.is_refused():
+            msg = f"checkpoint {key}: the table holds something else than {promoter.replaces}"
+            raise ManifestMismatch(msg)
+        folder = self.folders.get(promoter.staged)
+        if folder is None or folder.marker != promoter.marker:
+            msg = f"checkpoint {key}: staged folder {promoter.staged} has no marker; stage it again"
             raise ManifestMismatch(msg)
         if self.manifests[manifest["digest"]].items() - folder.files.items():
-            msg = f"checkpoint {key}: staged folder {self.staged(handle)} was altered"
+            msg = f"checkpoint {key}: staged folder {promoter.staged} was altered"
             raise ManifestMismatch(msg)
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        marker = self._marker(key, handle, manifest)
-        promoted = self._promoted(key, handle, marker)
-        taken: list[str] | None = None
-        while promoted is None:
-            before, taken = taken, self._list(f"taken/{handle['prefix']}.")
-            if before == taken:  # nobody moved it from under our eyes: it is gone
-                break
-            if any(self._has(path, marker) for path in (self.staged(handle), *taken)):
-                return Promotion(Outcome.RETRY_LATER, "staged")
-            promoted = self._promoted(key, handle, marker)
-        return Promotion(Outcome.FAILED, "staged output is gone") if promoted is None else promoted
+        return MemoryPromoter(self, key, handle, manifest).find()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:  # noqa: PLR0911 - one return per outcome
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         if self.down:
             return Promotion(Outcome.RETRY_LATER, "the sink is down")
-        marker = self._marker(key, handle, manifest)
-        for _ in range(self.TRIES):
-            promoted = self._promoted(key, handle, marker)
-            if promoted:
-                return promoted
-            mine = self._take(key, handle, marker)
-            if mine is None:
-                found = self.find(key, handle, manifest)
-                if found.outcome is Outcome.RETRY_LATER:
-                    continue
-                return found
-            if not self._check_taken(mine, marker):
-                return Promotion(Outcome.FAILED, "what was staged is not what was voted for")
-            if self._lost_reply("before"):
-                return Promotion(Outcome.UNKNOWN)
-            if self._show(key, mine):
-                if self._lost_reply("after"):
-                    return Promotion(Outcome.UNKNOWN)
-                promoted = self._promoted(key, handle, marker)
-                return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
-        return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
+        return MemoryPromoter(self, key, handle, manifest).promote()
 
-    def _lost_reply(self, when: str) -> bool:
+    def lost_reply(self, when: str) -> bool:
         lost = self.loses_reply == when
         if lost:
             self.loses_reply = None
         return lost
 
-    def _marker(self, key: Key, handle: Json, manifest: Json) -> Marker:
-        return Marker(key.revision, int(handle["prefix"].rpartition(".a")[2]), manifest["digest"])
-
-    def _promoted(self, key: Key, handle: Json, marker: Marker) -> Promotion | None:
-        """Read the marker back; None: nothing of this revision or a newer one is visible."""
-        self._step("marker?")
-        folder = self.folders.get(self.visible(key))
-        found = folder.marker if folder else None
-        if found is None or found.revision < key.revision:
-            return None
-        if found.revision == key.revision and found != marker and found.digest not in handle.get("earlier", ()):
-            return Promotion(Outcome.FAILED, f"the table holds {found}, which nobody voted for")
-        self._fsync()
-        if found.revision > key.revision:
-            return Promotion(Outcome.ALREADY_PROMOTED)
-        summary = None
-        if found != marker:
-            rows = sum(len(rows) for rows in self.manifests[found.digest].values())
-            summary = {"digest": found.digest, "rows": rows, "bytes": 0, "attempt": found.attempt}
-        return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
-
-    def _take(self, key: Key, handle: Json, marker: Marker) -> str | None:
-        """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
-        for source in (self.staged(handle), *self._list(f"taken/{handle['prefix']}.")):
-            mine = f"taken/{handle['prefix']}.{self._fresh()}"
-            try:
-                self._rename(source, mine)
-            except FileNotFoundError:
-                continue
-            self._step("taken")
-            found = self.folders[mine].marker if mine in self.folders else None
-            if found == marker:
-                return mine
-            self._put_aside(key, mine)
-        return None
-
-    def _put_aside(self, key: Key, mine: str) -> None:
-        """Keep what is not promoted out of the way: an older revision that an exchange brought out, or junk."""
-        found = self.folders[mine].marker if mine in self.folders else None
-        old = found is not None and found.revision < key.revision
-        try:
-            self._rename(mine, f"superseded/{key.checkpoint_id}.{self._fresh()}" if old else f"{mine}.junk")
-        except FileNotFoundError:
-            return
-
-    def _check_taken(self, mine: str, marker: Marker) -> bool:
-        """Check a taken folder against its manifest, and remove what a straggling task left in it."""
-        self._step("check_taken")
-        folder = self.folders.get(mine)
-        if folder is None:
-            return True  # another took it from us: showing it will fail
-        expected = self.manifests[marker.digest]
-        if expected.items() - folder.files.items():
-            return False
-        folder.files = dict(expected)
-        return True
-
-    def _show(self, key: Key, mine: str) -> bool:
-        """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
-        try:
-            if self.visible(key) not in self.folders:
-                self._rename(mine, self.visible(key))
-            else:
-                self._step("replace?")
-                marker = self.folders[self.visible(key)].marker
-                if marker is None or marker.revision >= key.revision:
-                    return False
-                self._exchange(mine, self.visible(key))
-                self._put_aside(key, mine)
-        except (FileNotFoundError, FileExistsError):
-            return False
-        self._step("visible")
-        return True
-
     def discard(self, key: Key, handle: Json) -> None:
         for left in self.attempts():
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
-                self._remove(left.path)
+                self.remove(left)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 
     def attempts(self) -> list[Left]:
         """List what attempts left beside the table."""
-        found = []
-        for path in [*self._list("staging/"), *self._list("taken/")]:
-            checkpoint_id, revision, attempt, *_ = path.partition("/")[2].split(".")
-            found.append(Left(int(checkpoint_id), int(revision[1:]), int(attempt[1:]), path))
-        return found
+        self._step("list")
+        found = [(path, ATTEMPT.fullmatch(path.rpartition("/")[2])) for path in self.folders]
+        beside = [(path, match) for path, match in found if match and path.startswith(("staging/", "taken/"))]
+        return [Left(int(match[1]), int(match[2]), int(match[3]), path) for path, match in beside]
 
     def remove(self, left: Left) -> None:
-        """Remove one of those."""
+        """Remove one of those; what an exchange brought out is not this attempt's and is put away."""
+        if left.path.startswith("taken/"):
+            self._step("look")
+            marker = self.folders[left.path].marker if left.path in self.folders else None
+            if marker is not None and marker.revision != left.revision:
+                with suppress(FileNotFoundError):
+                    self._rename(left.path, f"superseded/{left.checkpoint_id}.r{marker.revision}")
+                return
         self._remove(left.path)
+
+    def superseded(self) -> list[Superseded]:
+        """List what later revisions took the place of."""
+        self._step("list")
+        paths = [path for path, folder in self.folders.items() if path.startswith("superseded/") and folder.marker]
+        keys = [path.partition("/")[2].split(".r") for path in paths]
+        return [Superseded(int(key[0]), int(key[1]), path) for key, path in zip(keys, paths, strict=True)]
+
+    def forget(self, old: Superseded) -> None:
+        """Remove one of those; where folders cannot be exchanged its name stays taken for ever."""
+        if self.exchanges:
+            self._remove(old.path)
+            return
+        self._step("tombstone")
+        if old.path in self.folders:
+            self.folders[old.path] = Folder({TOMBSTONE: ()})
+            self.version += 1
+
+
+class MemoryPromoter:
+    """Takes the steps of `sinks.promoting.Promoter`, one by one."""
+
+    def __init__(self, sink: MemorySink, key: Key, handle: Json, manifest: Json) -> None:
+        self.sink = sink
+        self.key = key
+        self.prefix: str = handle["prefix"]
+        self.staged = sink.staged(handle)
+        self.visible = f"visible/{key.checkpoint_id}"
+        self.marker = Marker(key.revision, int(self.prefix.rpartition(".a")[2]), manifest["digest"])
+        self.replaces = Marker(*handle["replaces"]) if "replaces" in handle else None
+        self.earlier: Sequence[str] = handle.get("earlier", ())
+
+    def _is_replaced(self, path: str) -> bool:
+        return self.replaces is not None and self.sink._has(path, self.replaces, "replaced?")
+
+    def is_refused(self) -> bool:
+        """Say whether what is visible now can be neither replaced nor counted as promoted."""
+        found = self.sink.folders.get(self.visible)
+        marker = found.marker if found else None
+        return found is not None and marker != self.replaces and (marker is None or marker.digest not in self.earlier)
+
+    def find(self) -> Promotion:
+        promoted = self._promoted()
+        if promoted is None:
+            if self._is_staged():
+                return Promotion(Outcome.RETRY_LATER, "staged")
+            promoted = self._promoted() or Promotion(Outcome.FAILED, "staged output is gone")
+        return promoted
+
+    def _is_staged(self) -> bool:
+        """Promoters may take it from each other meanwhile: only what two listings agree on is missing."""
+        before: list[str] | None = None
+        for _ in range(self.sink.TRIES):
+            folders = [self.staged, *self.sink._list(f"taken/{self.prefix}.")] if before is None else before
+            if any(self.sink._has(path, self.marker) for path in folders):
+                return True
+            before = [self.staged, *self.sink._list(f"taken/{self.prefix}.")]
+            if before == folders:
+                break
+        return False
+
+    def _promoted(self) -> Promotion | None:
+        """Read the marker back; None: nothing is visible in this place, or still what is to be replaced."""
+        found: Marker | None = self.marker
+        if not self.sink._has(self.visible, self.marker, "marker?"):
+            if self._is_replaced(self.visible):
+                return None
+            self.sink._step("markers")
+            if self.visible not in self.sink.folders:
+                return None
+            found = self.sink.folders[self.visible].marker
+        ours = found is not None and (
+            found == self.marker or found.revision > self.marker.revision or found.digest in self.earlier
+        )
+        if found is None or not ours:
+            return Promotion(Outcome.FAILED, f"the table holds {found}")
+        self.sink._fsync()
+        if found.revision > self.marker.revision:  # it was promoted, and replaced since
+            return Promotion(Outcome.ALREADY_PROMOTED)
+        summary = None
+        if found != self.marker:
+            rows = sum(len(rows) for rows in self.sink.manifests[found.digest].values())
+            summary = {"digest": found.digest, "rows": rows, "bytes": 0, "attempt": found.attempt}
+        return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
+
+    def promote(self) -> Promotion:  # noqa: PLR0911 - one return per outcome
+        for _ in range(self.sink.TRIES):
+            promoted = self._promoted()
+            if promoted:
+                self._put_away()
+                return promoted
+            mine = self._take()
+            if mine is None:
+                found = self.find()
+                if found.outcome is Outcome.RETRY_LATER:
+                    continue
+                return found
+            if not self._check_taken(mine):
+                return Promotion(Outcome.FAILED, "what was staged is not what was voted for")
+            if self.sink.lost_reply("before"):
+                return Promotion(Outcome.UNKNOWN)
+            if self._show(mine):
+                if self.sink.lost_reply("after"):
+                    return Promotion(Outcome.UNKNOWN)
+                promoted = self._promoted()
+                return replace(promoted, outcome=Outcome.PROMOTED) if promoted else Promotion(Outcome.UNKNOWN)
+        return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
+
+    def _take(self) -> str | None:
+        """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
+        for source in (self.staged, *self.sink._list(f"taken/{self.prefix}.")):
+            mine = f"taken/{self.prefix}.{self.sink._fresh()}"
+            try:
+                self.sink._rename(source, mine)
+            except FileNotFoundError:
+                continue
+            if self.sink._has(mine, self.marker, "taken"):
+                return mine
+            if self._is_replaced(mine):  # an exchange was done, and its promoter died or sleeps
+                self._supersede(mine)
+                continue
+            with suppress(FileNotFoundError):
+                self.sink._rename(mine, f"{mine}.junk")
+        return None
+
+    def _check_taken(self, mine: str) -> bool:
+        """Check a taken folder against its manifest, and remove what a straggling task left in it."""
+        self.sink._step("check_taken")
+        folder = self.sink.folders.get(mine)
+        if folder is None:
+            return True  # another took it from us: showing it will fail
+        expected = self.sink.manifests[self.marker.digest]
+        if expected.items() - folder.files.items():
+            return False
+        folder.files = dict(expected)
+        return True
+
+    def _show(self, mine: str) -> bool:
+        """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
+        try:
+            if self._is_replaced(self.visible):
+                return self._exchange(mine)
+            self.sink._rename(mine, self.visible)
+        except (FileNotFoundError, FileExistsError):
+            return False
+        self.sink._step("visible")
+        return True
+
+    def _exchange(self, mine: str) -> bool:
+        """Let a taken folder and what it replaces change places, and put the latter away."""
+        if not self.sink.exchanges:
+            return self._rename_twice(mine)
+        self.sink._exchange(mine, self.visible)
+        self.sink._step("visible")
+        if not self._is_replaced(mine):  # what was lost came back when its restaged copy was promoted already
+            self.sink._exchange(mine, self.visible)
+            return False
+        self.sink._fsync()
+        self._supersede(mine)
+        return True
+
+    def _rename_twice(self, mine: str) -> bool:
+        """Replace where folders cannot be exchanged: out with the old, in with the new."""
+        assert self.replaces
+        self.sink._rename(self.visible, f"superseded/{self.key.checkpoint_id}.r{self.replaces.revision}")
+        self.sink._step("gap")
+        self.sink._rename(mine, self.visible)
+        self.sink._step("visible")
+        return True
+
+    def _put_away(self) -> None:
+        """Find what an exchange brought out, whichever attempt's it was, and put it away."""
+        if self.replaces is None:
+            return
+        for left in self.sink._list(f"taken/{self.key.checkpoint_id}.r{self.key.revision}."):
+            if self._is_replaced(left):
+                self._supersede(left)
+
+    def _supersede(self, mine: str) -> None:
+        """Move what was replaced to superseded/; another may have done it."""
+        assert self.replaces
+        try:
+            self.sink._rename(mine, f"superseded/{self.key.checkpoint_id}.r{self.replaces.revision}")
+        except (FileNotFoundError, FileExistsError):
+            return
+        self.sink._fsync()
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -737,13 +906,14 @@ class MemorySource:
     """Numbered records in partitions; a checkpoint takes a range that starts at the decided position."""
 
     settles = False
+    per_revision = False
 
     def __init__(self, ends: Mapping[str, int], limit: int, pause: Pause = no_pause) -> None:
         self.ends = dict(ends)
         self.limit = limit
         self.pause = pause
 
-    def discover(self) -> dict[str, int]:
+    def discover(self, slot: str | None = None) -> dict[str, int]:
         self.pause("source.discover")
         return dict(self.ends)
 

@@ -20,6 +20,7 @@ from promises import PIPELINE, Seen, Violation, check_promises, visible_rows
 from twophase.core import coordinator as coordinator_module
 from twophase.core import recovery as recovery_module
 from twophase.core import sweeping
+from twophase.core import taking as taking_module
 from twophase.core.checkpoint import Json, Key, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Fenced, IllegalTransition, ManifestMismatch, TwophaseError
@@ -27,6 +28,8 @@ from twophase.core.recovery import recover
 from twophase.core.states import LIVE, State
 
 LEASE = 10.0
+#: How long what was replaced is kept.
+RETENTION = 2 * LEASE
 #: More than any process ever needs.
 TO_THE_END = 100_000
 
@@ -123,6 +126,8 @@ class Limits:
     brings_back: bool = True
     #: Whether a revision must stay its run's until that run has ended and its lease is out.
     owners: bool = True
+    #: Whether two folders can change places in one step.
+    exchanges: bool = True
 
 
 class World:
@@ -132,7 +137,7 @@ class World:
         self.limits = limits or Limits()
         self.record = MemoryRecord(self.pause)
         self.source = MemorySource({"0": 2, "1": 1}, limit=1, pause=self.pause)
-        self.sinks = {name: MemorySink(self.pause) for name in ("dwh", "lake")}
+        self.sinks = {name: MemorySink(self.pause, exchanges=self.limits.exchanges) for name in ("dwh", "lake")}
         self.processes: list[Process] = []
         self.current: Process | None = None
         self.ended: set[Run] = set()
@@ -141,6 +146,8 @@ class World:
         self.handed: dict[Run, Revision] = {}
         #: Staged output that was destroyed from outside: (revision, sink).
         self.destroyed: set[tuple[Key, str]] = set()
+        #: Where staged output of a replacement came back after it was destroyed: (checkpoint, sink).
+        self.returned: set[tuple[int, str]] = set()
         self.seen = Seen()
         self.steps = 0
         self.log: list[str] = []
@@ -199,7 +206,7 @@ class World:
             "recover": lambda _: recover(self.coordinator()),
             "sweep": lambda _: self._sweep(),
             "restage": lambda _: self._restage(),
-            "backfill": self._backfill,
+            "backfill": lambda process: self._backfill(process, 1 + number % 3),
             "failing": self._script,
         }
         if kind == "failing":
@@ -233,21 +240,10 @@ class World:
         if process.run in self.handed:
             self.coordinator().abort(self.handed[process.run], "its run failed")
 
-    def _backfill(self, process: Process) -> None:
-        """Replace the first checkpoint."""
-        run, coordinator = Run(None, process.name), self.coordinator()
-        process.run = run
-
-        def replacement(tx: Any) -> Revision | None:
-            tx.lock(PIPELINE)
-            if tx.committed_revision(PIPELINE, 1) is None or any(r.checkpoint_id == 1 for r in tx.unfinished(PIPELINE)):
-                return None
-            added: Revision = tx.add_revision(PIPELINE, 1, "backfill", run, LEASE)
-            return added
-
-        revision = coordinator.transact(replacement)
-        if revision is not None:
-            coordinator.commit(self._staged(coordinator, revision))
+    def _backfill(self, process: Process, checkpoint_id: int) -> None:
+        """Replace one checkpoint."""
+        process.run, coordinator = Run(None, process.name), self.coordinator()
+        coordinator.commit(self._staged(coordinator, coordinator.replace(process.run, checkpoint_id)))
 
     def _staged(self, coordinator: Coordinator, revision: Revision, *, fails: bool = False) -> Revision:
         """Return a revision with every vote: one that has them already, or a new attempt."""
@@ -279,7 +275,7 @@ class World:
     def _write(self, attempt: Revision, name: str, handle: Json) -> Json:
         """Do what Spark does: read the fixed input, write it in two files, seal them."""
         with self.record.transaction() as tx:
-            inputs = tx.inputs(PIPELINE, attempt.checkpoint_id)
+            inputs = tx.inputs(attempt.key)
         rows = MemorySource.read(inputs["events"])
         sink = self.sinks[name]
         for part in range(2):
@@ -307,7 +303,17 @@ class World:
 
     def _sweep(self) -> None:
         """Remove what the record says is dead, looking at it as `twophase sweep` does."""
+        with self.record.transaction() as tx:
+            expired = tx.expired(PIPELINE, RETENTION)
+        for key in expired:
+            with self.record.transaction() as tx:
+                tx.mark_swept(key)
         for name, sink in self.sinks.items():
+            for old in sink.superseded():
+                with self.record.transaction() as tx:
+                    swept = tx.revision(Key(PIPELINE, old.checkpoint_id, old.revision)).swept
+                if swept:
+                    sink.forget(old)
             left = sink.attempts()
             with self.record.transaction() as tx:
                 revisions = {item: tx.revision(Key(PIPELINE, item.checkpoint_id, item.revision)) for item in left}
@@ -389,22 +395,26 @@ class World:
         if self.dag_runs:
             self.ended.add(self.dag_runs[number % len(self.dag_runs)])
 
-    def _do_power(self, _: int) -> None:
-        """Cut the power: everybody dies, and renames that nobody made durable did not happen."""
+    def _do_power(self, number: int) -> None:
+        """Cut the power: everybody dies, and renames that nobody made durable did not happen, or only the first few."""
         for process in self.processes:
             process.kill()
         for sink in self.sinks.values():
-            sink.power_failure()
+            sink.power_failure(number)
 
     def _do_destroy(self, number: int) -> None:
         """Take away staged output of what is decided, as a broken disk or a careless hand does."""
         name, sink = self._sink(number)
         for key, revision in self.record.revisions().items() if self.limits.loses_staging else ():
-            if revision.state is State.COMMITTING and sink.hide(f"{key.checkpoint_id}.r{key.revision}."):
+            if revision.state is State.COMMITTING and sink.hide(key):
                 self.destroyed.add((key, name))
 
     def _do_bring_back(self, number: int) -> None:
-        self._sink(number)[1].bring_back()
+        name, sink = self._sink(number)
+        for checkpoint_id, revision in sink.bring_back():
+            voted = self.record.table("participant").get((Key(PIPELINE, checkpoint_id, revision), name))
+            if voted is not None and "replaces" in voted.handle:
+                self.returned.add((checkpoint_id, name))
 
     def _do_straggle(self, number: int) -> None:
         """Let a forgotten executor write one more file into a place that was voted for, or was taken meanwhile."""
@@ -443,9 +453,18 @@ class World:
             process = self._finish("script", number)
             unfinished = [r for r in self.record.revisions().values() if r.state in LIVE | {State.ABORTING}]
             if process.outcome is None and not unfinished and self._whole():
+                break
+        else:
+            if self.returned:  # what came back may stand in the way of the next revision, until a person looks
                 return
-        msg = f"not drained: {self.describe()}"
-        raise Violation(msg)
+            msg = f"not drained: {self.describe()}"
+            raise Violation(msg)
+        for number in range(2):  # what the first one finds in taken/ is put away, which the second one sees
+            self._finish("sweep", number)
+        left = [f"{name}: {item.path}" for name, sink in self.sinks.items() for item in sink.attempts()]
+        if left:
+            msg = f"not swept: {left}{self.describe()}"
+            raise Violation(msg)
 
     def _finish(self, kind: str, number: int) -> Process:
         self.start(kind, number)
@@ -491,7 +510,8 @@ LABELS = (
     "finish.before", "finish.inside", "finish.after", "abort.before", "abort.inside", "abort.after", "abort.discarded",
     "recover.before", "source.discover", "tx.begin", "tx.commit", "tx.committed", "tx.participants", "tx.hold",
     "sink.rename", "sink.taken", "sink.look", "sink.list", "sink.marker", "sink.marker?", "sink.fsync", "sink.visible",
-    "sink.remove", "sink.check_taken", "sink.exchange", "sink.write",
+    "sink.remove", "sink.check_taken", "sink.exchange", "sink.write", "sink.replaced?", "sink.markers", "sink.gap",
+    "sink.tombstone",
 )  # fmt: skip
 
 
@@ -505,10 +525,26 @@ PROLOGUES: tuple[list[Action], ...] = (
     [("start", "script", 0), ("upto", 0, "commit.after"), ("down", 0), ("start", "recover", 0), ("start", "script", 0)],
     [("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0)],
     [("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "commit.after")],
+    [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("start", "recover", 0), ("tick", LEASE + 1),
+    ],
+    [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "script", 0), ("go", 0, TO_THE_END),
+        ("start", "backfill", 0), ("upto", 0, "commit.after"), ("start", "backfill", 1), ("upto", 1, "commit.after"),
+    ],
+    [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("go", 0, TO_THE_END),
+        ("start", "backfill", 0), ("upto", 0, "commit.after"), ("tick", RETENTION + 1),
+    ],
+    [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("destroy", 0), ("tick", LEASE + 1), ("start", "restage", 0),
+    ],
     [("start", "stage", 0), ("go", 0, TO_THE_END), ("start", "commit", 0), ("start", "abort", 0)],
     [("start", "stage", 0), ("go", 0, TO_THE_END), ("end_run", 0), ("start", "stage", 0), ("start", "recover", 0)],
     [("start", "stage", 0), ("go", 0, 80), ("end_run", 0), ("tick", LEASE + 1), ("start", "stage", 1)],
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -553,7 +589,7 @@ def random_action(random: Random, habits: Habits) -> Action:
         return ("go", number, TO_THE_END)
     if roll < 0.90:
         return ("upto", number, random.choice(habits.labels))
-    return ("tick", random.choice((LEASE / 2, LEASE + 1)))
+    return ("tick", random.choice((LEASE / 2, LEASE + 1, RETENTION + 1)))
 
 
 def random_schedule(seed: int, limits: Limits | None = None, length: int = 45) -> list[Action]:
@@ -568,7 +604,7 @@ def world(limits: Limits | None = None) -> Iterator[World]:
     """Make a world whose processes stop at the failpoints of the shipped code."""
     made = World(limits)
     with ExitStack() as stack:
-        for module in (coordinator_module, recovery_module):
+        for module in (coordinator_module, recovery_module, taking_module):
             stack.enter_context(mock.patch.object(module, "hit", made.pause))
         yield made
 

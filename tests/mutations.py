@@ -17,12 +17,13 @@ from typing import Any
 from unittest import mock
 
 import memory
-from memory import MemorySink, MemoryTransaction
-from model import LEASE, TO_THE_END, Action, Limits, random_schedule, replay
+from memory import MemoryPromoter, MemorySink, MemoryTransaction
+from model import LEASE, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
 from promises import Violation
-from twophase.core import coordinator, recovery, states, sweeping
+from twophase.core import coordinator, recovery, states, sweeping, taking
 from twophase.core.coordinator import Coordinator
 from twophase.core.states import State
+from twophase.core.taking import Taking
 
 #: How far to look when a recorded seed catches nothing any more.
 SEARCH = 400
@@ -98,6 +99,10 @@ def core(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(coordinator, Coordinator, function, words)
 
 
+def taker(function: str, *words: tuple[str, str]) -> Edit:
+    return Edit(taking, Taking, function, words)
+
+
 def recovering(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(recovery, recovery, function, words)
 
@@ -110,6 +115,10 @@ def sink(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(memory, MemorySink, function, words)
 
 
+def promoter(function: str, *words: tuple[str, str]) -> Edit:
+    return Edit(memory, MemoryPromoter, function, words)
+
+
 #: Without lost staging and restage: most rules do not need them.
 PLAIN = Limits(restages=False, loses_staging=False, brings_back=False)
 
@@ -118,19 +127,97 @@ MUTATIONS = (
         "promote from the staging place itself",
         "R1",
         (
-            sink(
+            promoter(
                 "_take",
-                ("mine = f\"taken/{handle['prefix']}.{self._fresh()}\"", "mine = source + '.'"),
-                ("self._rename(source, mine)", "mine = source"),
+                ('mine = f"taken/{self.prefix}.{self.sink._fresh()}"', "mine = source"),
+                ("self.sink._rename(source, mine)", "self.sink._step('rename')"),
+                ('self.sink._rename(mine, f"{mine}.junk")', "pass"),
             ),
         ),
         PLAIN,
     ),
-    Mutation("count a marker without making it durable", "R2", (sink("_promoted", ("self._fsync()", "pass")),), PLAIN),
+    Mutation(
+        "exchange without looking at what comes out",
+        "R1",
+        (
+            promoter(
+                "_take",
+                ('mine = f"taken/{self.prefix}.{self.sink._fresh()}"', 'mine = f"taken/{self.prefix}.same"'),
+                ("self.sink._rename(source, mine)", "source == mine or self.sink._rename(source, mine)"),
+            ),
+            promoter("_exchange", ("if not self._is_replaced(mine):", "if False:"), ("self._supersede(mine)", "pass")),
+            promoter("promote", ("self._put_away()", "pass")),
+        ),
+        PLAIN,
+    ),
+    Mutation(
+        "delete what an exchange brought out",
+        "R1",
+        (
+            promoter(
+                "_supersede",
+                ('self.sink._rename(mine, f"superseded/', 'self.sink._remove(mine) or str(f"superseded/'),
+            ),
+        ),
+        PLAIN,
+    ),
+    Mutation(
+        "take what an exchange brought out for junk",
+        "R1",
+        (promoter("_take", ("if self._is_replaced(mine):", "if False:")),),
+        PLAIN,
+    ),
+    Mutation(
+        "count a marker without making it durable",
+        "R2",
+        (promoter("_promoted", ("self.sink._fsync()", "pass")),),
+        PLAIN,
+    ),
+    Mutation(
+        "count an exchange without making it durable",
+        "R2",
+        (
+            promoter("_promoted", ("self.sink._fsync()", "pass")),
+            promoter("_exchange", ("self.sink._fsync()", "pass")),
+            promoter("_supersede", ("self.sink._fsync()", "pass")),
+        ),
+        PLAIN,
+    ),
+    Mutation(
+        "retention frees the name of a replaced revision",
+        "R3",
+        (sink("forget", ("if self.exchanges:", "if True:")),),
+        Limits(restages=False, loses_staging=False, brings_back=False, exchanges=False),
+    ),
+    Mutation(
+        "replace what is not committed",
+        "R4",
+        (taker("_replace", ("if tx.committed_revision(self.pipeline, checkpoint_id) is None:", "if False:")),),
+        PLAIN,
+    ),
+    Mutation(
+        "replace while a revision is live",
+        "R5",
+        (taker("_replace", ("live = tx.live_revision(self.pipeline, checkpoint_id)", "live = None")),),
+        PLAIN,
+    ),
+    Mutation(
+        "the marker of the replaced revision counts",
+        "R6",
+        (
+            promoter(
+                "_promoted",
+                ("if self._is_replaced(self.visible):", "if False:"),
+                ("found.revision > self.marker.revision or", "found.revision != self.marker.revision or"),
+                ("if found.revision > self.marker.revision:", "if found.revision != self.marker.revision:"),
+            ),
+        ),
+        PLAIN,
+    ),
     Mutation(
         "an aborted range goes to the next checkpoint",
         "R4, principle 3",
-        (core("_take_again", ("newest.state in DECIDED", "newest.state not in UNDECIDED")),),
+        (taker("_take", ("newest.state not in DECIDED", "False")),),
         PLAIN,
     ),
     Mutation(
@@ -139,7 +226,7 @@ MUTATIONS = (
         (
             core(
                 "decide_commit",
-                ("if tx.committed_revision(self.pipeline, revision.checkpoint_id) is None:", "if True:"),
+                ("if committed is None or committed.revision == 0:", "if True:"),
             ),
         ),
         PLAIN,
@@ -147,11 +234,7 @@ MUTATIONS = (
     Mutation(
         "a new revision while one is live",
         "R5",
-        (
-            core(
-                "_take_again", ("if newest.state in UNDECIDED:", "if newest.state in UNDECIDED and newest.run == run:")
-            ),
-        ),
+        (taker("_go_on", ("if newest.state in UNDECIDED", "if newest.state in UNDECIDED and newest.run == self.run")),),
         PLAIN,
     ),
     Mutation(
@@ -199,6 +282,15 @@ MUTATIONS = (
         PLAIN,
     ),
     Mutation(
+        "sweep what an exchange brought out",
+        "R11",
+        (
+            sink("remove", ("if marker is not None and marker.revision != left.revision:", "if False:")),
+            promoter("promote", ("self._put_away()", "pass")),
+        ),
+        PLAIN,
+    ),
+    Mutation(
         "commit_seq from a sequence",
         "R12",
         (
@@ -230,13 +322,35 @@ MUTATIONS = (
     Mutation(
         "promote out of turn",
         "R13",
-        (core("finish", ("self._promote_pending(revision.kind, upto=revision.commit_seq)", "self._promote(key)")),),
+        (core("finish", ("self._promote_pending(revision, upto=revision.commit_seq)", "self._promote(key)")),),
         Limits(restages=False, loses_staging=False, brings_back=False, max_pending=2),
     ),
     Mutation(
         "the older revision is not superseded",
         "R14",
         (core("_mark_committed", ("if older is not None:", "if False:")),),
+        PLAIN,
+    ),
+    Mutation(
+        "supersede in a transaction of its own",
+        "R14",
+        (
+            core(
+                "_mark_committed",
+                (
+                    'hit("finish.before")',
+                    (
+                        'hit("finish.before")\n'
+                        "    def first(tx):\n"
+                        "        older = tx.committed_revision(self.pipeline, key.checkpoint_id)\n"
+                        "        if older is not None and tx.hold(key).state is State.COMMITTING:\n"
+                        "            tx.move(older.key, State.SUPERSEDED, epoch=older.epoch)\n"
+                        "    self.transact(first)"
+                    ),
+                ),
+                ("if older is not None:", "if False:"),
+            ),
+        ),
         PLAIN,
     ),
     Mutation("COMMITTED while a sink waits", "principle 6", (core("_promote", ("if waiting:", "if False:")),), PLAIN),
@@ -277,6 +391,12 @@ MUTATIONS = (
         PLAIN,
     ),
     Mutation(
+        "a replacement takes over what waits for its run",
+        "R16",
+        (taker("_take_over", ("if left.run not in {self.run, ended}:", "if False:")),),
+        PLAIN,
+    ),
+    Mutation(
         "recovery aborts under a lease",
         "principle 5",
         (
@@ -288,12 +408,10 @@ MUTATIONS = (
     Mutation(
         "a new checkpoint without a second look",
         "principle 8",
-        (core("_take_new", ("again = self._take_again(tx, run, slot, ended)", "again = tx.lock(self.pipeline)")),),
+        (taker("_take", ("again = self._go_on(tx, slot, ended)", "again = tx.lock(self.pipeline)")),),
         PLAIN,
     ),
-    Mutation(
-        "begin without the lock", "principle 8", (core("_take_again", ("tx.lock(self.pipeline)", "pass")),), PLAIN
-    ),
+    Mutation("begin without the lock", "principle 8", (taker("_go_on", ("tx.lock(self.pipeline)", "pass")),), PLAIN),
     Mutation(
         "the commit point twice after a lost reply",
         "principle 7",
@@ -305,8 +423,47 @@ MUTATIONS = (
 
 #: For each, a schedule that shows the harm: a seed, or the schedule itself where chance seldom finds one.
 SCHEDULES: dict[str, int | list[Action]] = {
-    "promote from the staging place itself": 1125,
+    "promote from the staging place itself": [
+        ("start", "script", 0), ("upto", 0, "commit.after"), ("upto", 0, "sink.check_taken"), ("go", 0, 0),
+        ("straggle", 0), ("go", 0, TO_THE_END),
+    ],
     "count a marker without making it durable": 10,
+    "exchange without looking at what comes out": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, TO_THE_END), ("go", 0, 1),
+    ],
+    "delete what an exchange brought out": 3,
+    "take what an exchange brought out for junk": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("tick", LEASE + 1), ("start", "recover", 0), ("upto", 1, "sink.rename"), ("upto", 1, "sink.rename"),
+        ("upto", 0, "sink.visible"), ("go", 1, TO_THE_END),
+    ],
+    "count an exchange without making it durable": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("go", 0, TO_THE_END), ("power", 0),
+    ],
+    "retention frees the name of a replaced revision": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.check_taken"),
+        ("upto", 0, "sink.rename"), ("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, TO_THE_END),
+        ("tick", RETENTION), ("start", "sweep", 0), ("go", 1, TO_THE_END), ("go", 0, TO_THE_END),
+    ],
+    "replace what is not committed": [
+        ("down", 0), ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "failing", 0), ("go", 0, TO_THE_END),
+        ("start", "backfill", 1), ("go", 0, TO_THE_END),
+    ],
+    "replace while a revision is live": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "begin.after"),
+        ("start", "backfill", 0), ("go", 1, TO_THE_END),
+    ],
+    "the marker of the replaced revision counts": 3,
+    "sweep what an exchange brought out": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("upto", 0, "sink.visible"), ("kill", 0), ("tick", LEASE + 1), ("start", "recover", 0), ("go", 0, TO_THE_END),
+        ("start", "sweep", 0), ("go", 0, TO_THE_END),
+    ],
+    "supersede in a transaction of its own": 3,
+    "a replacement takes over what waits for its run": [
+        ("start", "stage", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("go", 0, TO_THE_END),
+    ],
     "an aborted range goes to the next checkpoint": 0,
     "a replacement moves the position": 3,
     "a new revision while one is live": 0,
@@ -319,7 +476,7 @@ SCHEDULES: dict[str, int | list[Action]] = {
         ("start", "stage", 0), ("go", 0, TO_THE_END), ("start", "retry", 0), ("upto", 0, "begin.after"),
         ("start", "commit", 0), ("upto", 1, "promote.after"), ("go", 0, TO_THE_END),
     ],
-    "abort after the decision": 37,
+    "abort after the decision": 247,
     "sweep an attempt that was voted for": [
         ("start", "script", 0), ("upto", 0, "commit.after"), ("destroy", 0), ("kill", 0), ("tick", LEASE + 1),
         ("start", "restage", 0), ("upto", 0, "sink.write"), ("start", "sweep", 0), ("go", 1, TO_THE_END),
@@ -329,26 +486,28 @@ SCHEDULES: dict[str, int | list[Action]] = {
         ("start", "restage", 0), ("upto", 1, "sink.write"), ("bring_back", 0),
         ("upto", 0, "sink.visible"), ("kill", 0), ("go", 0, TO_THE_END),
     ],
-    "sweep the attempt that is being staged": 30,
+    "sweep the attempt that is being staged": 195,
     "commit_seq from a sequence": [
         ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "script", 0), ("upto", 0, "commit.inside"),
         ("start", "backfill", 0), ("go", 1, TO_THE_END), ("go", 0, TO_THE_END),
     ],
     "no limit at the commit point": 25,
-    "promote out of turn": 154,
+    "promote out of turn": 333,
     "the older revision is not superseded": 3,
-    "COMMITTED while a sink waits": 2,
-    "an unknown outcome counts as promoted": 19,
-    "discard before the move to ABORTING": 37,
+    "COMMITTED while a sink waits": 10,
+    "an unknown outcome counts as promoted": 35,
+    "discard before the move to ABORTING": 247,
     "abort whatever attempt is there": [
         ("start", "failing", 0), ("upto", 0, "abort.before"), ("tick", LEASE + 1),
         ("start", "script", 0), ("upto", 1, "attempt.after"), ("go", 0, TO_THE_END),
     ],
-    "recovery aborts what waits for its run": 2,
-    "recovery aborts under a lease": 55,
-    "a new checkpoint without a second look": 87,
+    "recovery aborts what waits for its run": 0,
+    "recovery aborts under a lease": 44,
+    "a new checkpoint without a second look": 13,
     "begin without the lock": 20,
-    "the commit point twice after a lost reply": 30,
+    "the commit point twice after a lost reply": [
+        ("start", "script", 0), ("upto", 0, "commit.before"), ("fault", "lose"), ("go", 0, TO_THE_END),
+    ],
 }  # fmt: skip
 
 

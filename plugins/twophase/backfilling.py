@@ -89,7 +89,7 @@ class Backfill:
         self.items = self._select()
         with record.transaction() as tx:
             if anew:
-                backfills.end(tx.connection, pipeline, selection.config())
+                backfills.give_up(tx.connection, pipeline, selection.config())
             self.started = backfills.start(tx.connection, pipeline, selection.config(), record.who, why)
         self._me = Run(None, f"{self.started.id}.{secrets.token_hex(4)}")
 
@@ -136,7 +136,7 @@ class Backfill:
         from twophase.committer import backfills
 
         with self.record.transaction() as tx:
-            backfills.end(tx.connection, self.pipeline.name, self.selection.config())
+            backfills.end(tx.connection, self.started.id)
 
     def downstream(self, *, parallel: int = 1) -> Iterator[Done]:
         """Do again what was made from revisions that were replaced, pipeline after pipeline, upstream first."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
 import scenarios
+from chaos import holding, replacing
 from conftest import open_folder
 from factories import Row, land_words, visible
 from processes import Child, polls, start, stopped_at_end
@@ -199,3 +201,55 @@ def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
     assert not visible(scenarios.TABLES[0])
     scenarios.drain()
     scenarios.check_end(record, rows)
+
+
+#: The transactions of a replacement.
+REPLACEMENT = ("replace", "attempt", "vote", "decide_commit", "_record_promotion", "_mark_committed")
+
+
+def lose_of_each(how: str, function: Callable[[], None], home: Path, dsn: str, chosen: list[int]) -> None:
+    """Lose some COMMITs of the same thing, in a run of its own each."""
+    for index in chosen:
+        child = losing(how, index + 1, function, home / f"lost {index}.log", dsn)
+        assert child.process.exitcode == 0, f"{how} of transaction {index + 1}:\n{child.said}"
+        assert len(transactions(child)) > index + 1, f"{how} of transaction {index + 1}: it was not asked again"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "every"])
+@pytest.mark.parametrize("how", ["reply", "commit"])
+def test_a_lost_commit_or_reply_of_a_replacement_is_found_out(
+    how: str, once: bool, through: str, record: PostgresRecord, home: Path
+) -> None:
+    replacing.land("words", 1)
+    replacing.run("words")
+    known = transactions(losing(how, ENOUGH, replacing.replace_first, home / "known.log", through))
+    assert set(known) >= set(REPLACEMENT)
+    last = {name: index for index, name in enumerate(known)}
+    chosen = [last[name] for name in REPLACEMENT] if once else list(range(len(known) - 1))
+
+    lose_of_each(how, replacing.replace_first, home, through, chosen)
+
+    assert holding.Recorded(record).decided == 2 + len(chosen)
+    holding.check_end(record)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("how", ["reply", "commit"])
+def test_a_lost_commit_or_reply_of_an_adoption_is_found_out(
+    how: str, through: str, record: PostgresRecord, home: Path
+) -> None:
+    index = 0
+    while True:
+        number = index + 1
+        replacing.land("days", number)
+        replacing.leave_a_folder(number)
+        child = losing(how, number, partial(replacing.run, "days", number), home / f"lost {index}.log", through)
+        assert child.process.exitcode == 0, f"{how} of transaction {number}:\n{child.said}"
+        index += 1
+        if len(transactions(child)) <= number:
+            break
+
+    assert index > len(REPLACEMENT)
+    holding.check_end(record)

@@ -18,13 +18,11 @@ import scenarios
 from factories import Row, land_words
 from processes import Child, call, polls, start, stopped_at_end
 from twophase.committer.record import PostgresRecord
-from twophase.core.failpoints import FAILPOINTS
 
 pytestmark = pytest.mark.chaos
 
-_NAMES = list(FAILPOINTS)
 #: Every place where whoever promotes may be stopped, in the order in which they are met.
-POINTS = _NAMES[_NAMES.index("commit.after") : _NAMES.index("settle.after") + 1]
+POINTS = scenarios.HERE[scenarios.HERE.index("commit.after") : scenarios.HERE.index("settle.after") + 1]
 #: The process that decided meets this one, and nobody else.
 OWN = "commit.after"
 #: One of each kind: a folder taken, a folder shown, a row locked, nothing held.

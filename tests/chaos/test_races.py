@@ -12,17 +12,15 @@ import scenarios
 from factories import land_words
 from processes import Child, context, start, stopped_at_end
 from twophase.committer.record import PostgresRecord
-from twophase.core.failpoints import FAILPOINTS
 
 pytestmark = pytest.mark.chaos
 
 CONTENDERS = 8
-_NAMES = list(FAILPOINTS)
-BEFORE_THE_COMMIT_POINT = _NAMES[: _NAMES.index("commit.after")]
+BEFORE_THE_COMMIT_POINT = scenarios.HERE[: scenarios.HERE.index("commit.after")]
 #: No attempt was open yet when it stopped: it begins again, and takes what there is left to take.
 NOT_OPENED = {"begin.before", "begin.inside", "begin.after", "attempt.before"}
 #: Everything was voted for when it stopped: whoever takes over commits that very attempt, and it finds it committed.
-VOTED = {"commit.before", "commit.inside"}
+VOTED = {"audit.after", "commit.before", "commit.inside"}
 
 
 @pytest.fixture(autouse=True)

@@ -74,13 +74,16 @@ def test_promoting_twice_changes_nothing(sink: Files) -> None:
 
 def test_a_late_promoter_whose_revision_was_replaced_touches_nothing(sink: Files) -> None:
     handle, manifest = staged(sink)
-    table(handle).mkdir()
-    (table(handle) / "_manifest.r2.a1.0123456789abcdef").touch()
+    sink.promote(KEY, handle, manifest)
+    later = KEY._replace(revision=2)
+    place = sink.place(later, 1, "bbbb", older=Output(KEY, 1, handle, manifest))
+    stage_rows(sink, place, "part-r2-a1", [], 1)
+    sink.promote(later, place, sink.seal(later, 1, "lake", place, SCHEMA))
 
     late = sink.promote(KEY, handle, manifest)
 
     assert late.outcome is Outcome.ALREADY_PROMOTED
-    assert [path.name for path in table(handle).iterdir()] == ["_manifest.r2.a1.0123456789abcdef"]
+    assert [path.name for path in table(handle).glob("part-*")] == ["part-r2-a1-00000.parquet"]
 
 
 def test_a_folder_that_is_not_ours_is_never_replaced(sink: Files) -> None:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memory import MemoryRecord, MemorySink
-from model import LABELS, LEASE, PROLOGUES, TO_THE_END, Action, Limits, random_schedule, replay
-from twophase.core.checkpoint import Key, Run
+from model import LABELS, LEASE, PROLOGUES, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
+from twophase.core.checkpoint import Key, Output, Run
 from twophase.core.errors import ConfigError, StoreUnavailable
 from twophase.core.ports import Outcome
 from twophase.core.states import State
@@ -30,7 +30,7 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.tuples(st.just("start"), kinds, numbers),
     st.tuples(st.just("upto"), numbers, st.sampled_from(LABELS)),
     st.tuples(st.just("go"), numbers, st.sampled_from([1, 3, 8, 30, TO_THE_END])),
-    st.tuples(st.just("tick"), st.just(LEASE + 1)),
+    st.tuples(st.just("tick"), st.sampled_from([LEASE + 1, RETENTION + 1])),
     st.tuples(troubles, numbers),
     st.tuples(st.just("fault"), st.sampled_from(["lose", "fail", "refuse"])),
 )
@@ -54,6 +54,14 @@ def test_schedules_with_habits_keep_every_promise(block: int) -> None:
 def test_two_pending_promotions_keep_every_promise(block: int) -> None:
     """Up to two decided checkpoints may wait for a sink; they become visible in order."""
     limits = Limits(max_pending=2)
+    for seed in range(block * 40, block * 40 + 40):
+        replay(random_schedule(seed, limits), limits)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_without_an_exchange_every_promise_but_one_is_kept(block: int) -> None:
+    """Where two folders cannot change places in one step readers may see a gap, and nothing else changes (R3)."""
+    limits = Limits(exchanges=False)
     for seed in range(block * 40, block * 40 + 40):
         replay(random_schedule(seed, limits), limits)
 
@@ -161,6 +169,87 @@ def test_open_revision_that_was_taken_over_gets_no_attempt_from_the_run_that_had
     )
 
 
+# --- replacement -----------------------------------------------------------------------------------------------------
+
+#: A committed checkpoint, and one that takes its place, just past its commit point.
+REPLACING: list[Action] = [
+    ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "commit.after"),
+]  # fmt: skip
+#: Somebody else finishes it.
+FINISHED: list[Action] = [("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, TO_THE_END)]
+#: The result is replaced again, and what was replaced first is swept.
+REPLACED: list[Action] = [
+    ("start", "backfill", 0), ("go", 1, TO_THE_END), ("tick", RETENTION), ("start", "sweep", 0), ("go", 1, TO_THE_END),
+]  # fmt: skip
+#: Steps of a promoter from the commit point to its end.
+STEPS = 75
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("block", range(3))
+def test_late_promoter_of_a_replacement_changes_nothing_wherever_it_was_stopped(block: int, exchanges: bool) -> None:
+    """It wakes up after another finished its work, a third revision took its place, and the first one was swept."""
+    for steps in range(block, STEPS, 3):
+        schedule = [*REPLACING, ("go", 0, steps), *FINISHED, *REPLACED, ("go", 0, TO_THE_END)]
+        replay(schedule, Limits(exchanges=exchanges))
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("end", [("kill", 0), ("power", 0), ("power", 1), ("fault", "lose")], ids=str)
+def test_replacement_that_is_cut_off_anywhere_is_finished_by_whoever_comes_next(end: Action, exchanges: bool) -> None:
+    for steps in range(0, STEPS, 2):
+        replay([*REPLACING, ("go", 0, steps), end, *FINISHED], Limits(exchanges=exchanges))
+
+
+def test_two_promoters_of_a_replacement_stopped_anywhere_replace_once() -> None:
+    """Neither finds what the other one left half done and takes it for something else."""
+    for steps in range(0, 40, 3):
+        for other in range(0, 40, 3):
+            second: list[Action] = [("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, other)]
+            replay([*REPLACING, ("go", 0, steps), *second, ("go", 0, TO_THE_END), ("go", 0, TO_THE_END)])
+
+
+def test_backfill_of_several_checkpoints_goes_on_beside_the_regular_runs() -> None:
+    world = replay(
+        [
+            *[("start", "script", 0), ("go", 0, TO_THE_END)] * 2,
+            ("start", "backfill", 0),
+            ("upto", 0, "sink.exchange"),
+            ("start", "backfill", 1),
+            ("upto", 1, "sink.exchange"),
+            ("grow", 0),
+            ("start", "script", 0),
+            ("go", 2, TO_THE_END),
+            ("go", 1, TO_THE_END),
+            ("go", 0, TO_THE_END),
+            *[("start", "backfill", 1), ("go", 0, TO_THE_END)] * 2,
+        ]
+    )
+
+    standing = [tuple(r.key)[1:] for r in world.record.revisions().values() if r.state is State.COMMITTED]
+    assert standing == [(1, 2), (2, 4), (3, 1)]
+
+
+def test_what_lost_its_output_in_a_replacement_is_staged_again_while_the_old_revision_stands() -> None:
+    replay([*REPLACING, ("destroy", 0), ("kill", 0), ("tick", LEASE + 1), ("start", "restage", 0), ("go", 0, 200)])
+
+
+def test_restaged_replacement_counts_what_came_back_as_its_own() -> None:
+    """The attempt that was lost is promoted after all, by one who read the record before: the record adopts it."""
+    replay(
+        [
+            *REPLACING,
+            ("upto", 0, "sink.rename"),
+            ("destroy", 0),
+            ("start", "restage", 0),
+            ("upto", 1, "sink.write"),
+            ("bring_back", 0),
+            ("go", 0, TO_THE_END),
+            ("go", 0, TO_THE_END),
+        ]
+    )
+
+
 # --- the stand-ins themselves ----------------------------------------------------------------------------------------
 
 
@@ -208,3 +297,20 @@ def test_promoting_twice_shows_the_folder_once() -> None:
 
     assert outcomes == [Outcome.PROMOTED, Outcome.ALREADY_PROMOTED]
     assert [path for path in sink.folders if path.startswith("visible/")] == ["visible/1"]
+
+
+def test_replacing_twice_puts_each_older_folder_away_under_its_own_name() -> None:
+    sink, older = MemorySink(), None
+    for revision in (1, 2, 3):
+        key = Key("p", 1, revision)
+        handle = sink.place(key, 1, "t", older=older)
+        sink.write(handle, "part-0", [("0", revision)])
+        manifest = sink.seal(key, 1, handle)
+        assert sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+        older = Output(key, 1, handle, manifest)
+
+    assert {path: folder.rows() for path, folder in sink.folders.items()} == {
+        "visible/1": [("0", 3)],
+        "superseded/1.r1": [("0", 1)],
+        "superseded/1.r2": [("0", 2)],
+    }

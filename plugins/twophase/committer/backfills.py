@@ -28,14 +28,21 @@ def start(connection: Connection, pipeline: str, selection: Json, who: str, why:
     """Start a backfill, or go on with the same one if it has not ended."""
     new = f"backfill-{secrets.token_hex(4)}"
     row = {"id": new, "pipeline": pipeline, "selection": selection, "who": who, "why": why}
-    connection.execute(upsert(t.backfill).values(row).on_conflict_do_nothing())
     same = (b.pipeline == pipeline) & (b.selection == selection) & b.ended_at.is_(None)
-    found = connection.execute(select(b.id, b.created_at).where(same)).one()
-    return Backfill(found.id, found.created_at, found.id != new)
+    while True:  # the one that stands in the way may end before it is looked at
+        connection.execute(upsert(t.backfill).values(row).on_conflict_do_nothing())
+        found = connection.execute(select(b.id, b.created_at).where(same)).first()
+        if found is not None:
+            return Backfill(found.id, found.created_at, found.id != new)
 
 
-def end(connection: Connection, pipeline: str, selection: Json) -> None:
+def end(connection: Connection, which: str) -> None:
     """End a backfill; the next one of the same selection does everything anew."""
+    connection.execute(update(t.backfill).where((b.id == which) & b.ended_at.is_(None)).values(ended_at=func.now()))
+
+
+def give_up(connection: Connection, pipeline: str, selection: Json) -> None:
+    """End whatever backfill of this selection is under way."""
     same = (b.pipeline == pipeline) & (b.selection == selection) & b.ended_at.is_(None)
     connection.execute(update(t.backfill).where(same).values(ended_at=func.now()))
 

@@ -169,23 +169,34 @@ class Inputs:
             & (earlier.checkpoint_id == r.checkpoint_id)
             & (earlier.commit_seq < r.commit_seq)
         )
+        p = t.participant.c
+        put = select(1).where((p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.name == sink))
         first = (
             select(r.checkpoint_id, r.commit_seq)
-            .where((r.pipeline == pipeline) & (r.commit_seq >= start) & (r.commit_seq < end) & ~again.exists())
+            .where((r.pipeline == pipeline) & (r.commit_seq >= start) & (r.commit_seq < end))
+            .where(~again.exists() & put.exists())
             .order_by(r.commit_seq)
             .limit(limit)
         )
         members = self.connection.execute(first).all()
         if limit is not None and len(members) == limit:
             end = members[-1].commit_seq + 1
-        standing = (
-            select(r.checkpoint_id, r.revision)
-            .where((r.pipeline == pipeline) & r.checkpoint_id.in_([row.checkpoint_id for row in members]))
-            .where(r.state == State.COMMITTED)
-            .with_for_update(read=True)
-        )
-        keys = [Key(pipeline, *row) for row in self.connection.execute(standing)]
+        keys = self._standing(pipeline, {row.checkpoint_id for row in members})
         return Committed(end, tuple(self._promoted(keys, sink)), upstream)
+
+    def _standing(self, pipeline: str, checkpoints: set[int]) -> list[Key]:
+        """Return the committed revision of each checkpoint, and hold its row.
+
+        Whoever waited for a row that was superseded meanwhile gets neither it nor its successor: ask again.
+        """
+        found: dict[int, Key] = {}
+        while missing := checkpoints - found.keys():
+            query = select(r.checkpoint_id, r.revision).where(
+                (r.pipeline == pipeline) & r.checkpoint_id.in_(missing) & (r.state == State.COMMITTED)
+            )
+            for row in self.connection.execute(query.with_for_update(read=True)):
+                found[row.checkpoint_id] = Key(pipeline, row.checkpoint_id, row.revision)
+        return list(found.values())
 
     def _summary(self, pipeline: str, checkpoint_id: int) -> dict[str, Any]:
         c = t.checkpoint.c

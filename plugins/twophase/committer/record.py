@@ -294,11 +294,12 @@ class PostgresTransaction(Inputs):
         mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id)
         if self.connection.execute(select(r.revision).where(mine & r.commit_seq.is_not(None)).limit(1)).first():
             return
+        epoch = max(output.attempt for output in outputs.values())
         self.connection.execute(
             insert(t.revision).values(
                 **key._asdict(),
                 state=State.COMMITTED,
-                epoch=1,
+                epoch=epoch,
                 commit_seq=self.take_commit_seq(key.pipeline),
                 rows=sum(output.manifest["rows"] for output in outputs.values()),
                 bytes=sum(output.manifest["bytes"] for output in outputs.values()),
@@ -310,7 +311,7 @@ class PostgresTransaction(Inputs):
             adopted = Participant(name, "sink", attempt, vote=True, handle=handle, manifest=manifest)
             self.put_participant(key, adopted)
             self.mark_committed(key, name)
-        self._event(key, 1, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")
+        self._event(key, epoch, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")
 
     def move(  # noqa: PLR0913 - the columns of a transition, by name
         self,

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twophase.core.manifest import Column, Manifest, Schema, StagedFile
+from twophase.core.manifest import Column, Schema, StagedFile
 from twophase.sinks import disk
 from twophase.sinks.layout import Marker, markers
 from twophase.sinks.manifests import THREADS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from twophase.core.checkpoint import Json, Key
+    from twophase.core.checkpoint import Json
 
 #: Where Spark's own writer leaves the schema as it knows it.
 _SPARK = b"org.apache.spark.sql.parquet.row.metadata"
@@ -27,6 +27,13 @@ _ARROW = {
     "bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float": "float",
     "double": "double", "string": "string", "large_string": "string", "binary": "binary", "date32[day]": "date",
 }  # fmt: skip
+
+
+class Described(NamedTuple):
+    """What is in a folder."""
+
+    files: tuple[StagedFile, ...]
+    schema: Schema
 
 
 class Foreign:
@@ -37,10 +44,16 @@ class Foreign:
         self.path = path
         self._descriptor = descriptor
 
-    def describe(self, key: Key, format: str, options: Json, name: str) -> Manifest:  # noqa: A002 - Spark's own word
-        """Return a manifest of what is there."""
-        files = describe(self.path, format, options)
-        return Manifest(key, "", 1, schema(self.path, files, format), files, name)
+    def describe(self, format: str, options: Json) -> Described | None:  # noqa: A002 - Spark's own word for it
+        """Describe what is there; None: its name stands for another folder by now."""
+        try:
+            files = describe(self.path, format, options)
+            columns = schema(self.path, files, format)
+            now = self.path.stat()
+        except FileNotFoundError:
+            return None
+        held = os.fstat(self._descriptor)
+        return Described(files, columns) if (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino) else None
 
     def mark(self, marker: Marker) -> None:
         """Put a marker in, in place of one that an adoption left which died before files came or went."""

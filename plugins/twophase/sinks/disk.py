@@ -76,17 +76,6 @@ def create(path: Path, content: bytes) -> None:
     fsync_folder(path.parent)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file, whole and durable, over whatever had its name."""
-    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    fsync_folder(path.parent)
-
-
 def rename_new(source: Path, target: Path) -> None:
     """Rename a folder onto a name that must not exist, in one atomic step; FileExistsError if it does."""
     if not _rename_with(_RENAME_NOREPLACE, source, target):
@@ -134,6 +123,14 @@ def _rename_plain(source: Path, target: Path) -> None:
         raise
 
 
+def make_folders(top: Path, folder: Path) -> None:
+    """Make a folder and those above it, down from one that is there, each durable in its own parent."""
+    for path in reversed([folder, *folder.parents]):
+        if path != top and path.is_relative_to(top) and not path.is_dir():
+            path.mkdir(exist_ok=True)
+            fsync_folder(path.parent)
+
+
 def walk(folder: Path | str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every file below a folder, as a path relative to it with its stat."""
     pending = [""]
@@ -163,9 +160,9 @@ def folders(folder: Path | str) -> Iterator[str]:
         yield path
 
 
-def remove(path: Path, graveyard: Path) -> None:
+def remove(path: Path, graveyard: Path, name: str | None = None) -> None:
     """Remove a file or a folder that others may still write into: first out of their reach, then for good."""
-    dead = graveyard / f"{path.name}.{uuid.uuid4().hex}.dead"
+    dead = graveyard / f"{name or path.name}.{uuid.uuid4().hex}.dead"
     try:
         path.rename(dead)
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,21 +175,28 @@ class Files(Sink):
 
         The marker goes into the very folder that was described, wherever that may have been moved meanwhile.
         """
-        if self.slot_folder is None:
+        name = self._folder(slot)
+        if name is None:
             return None
-        handle = self.place(key, 1, "adopted", slot=slot)
-        place = Place(key, handle)
-        with adopting.foreign(place.visible) as folder:
+        with adopting.foreign(Path(self.location()) / name) as folder:
             if folder is None:
                 return None
             if not self.adopts:
                 raise self._not_ours(folder.path)
-            manifest = folder.describe(key, self.format, self.options, handle["folder"])
-            content = manifest.dumps()
-            marker = Marker(key.revision, 1, disk.digest(content))
-            disk.replace(place.manifest(1), content)
-            folder.mark(marker)
-        return Output(key, 1, handle, manifest.summary(marker.digest))
+            found = folder.describe(self.format, self.options)
+            if found is None:
+                return None  # another run has put a revision in its place meanwhile
+            for attempt in itertools.count(1):  # each description has a manifest of its own: one is recorded
+                handle = self.place(key, attempt, "adopted", slot=slot)
+                manifest = Manifest(key, "", attempt, found.schema, found.files, name)
+                marker = Marker(key.revision, attempt, disk.digest(manifest.dumps()))
+                try:
+                    disk.create(Place(key, handle).manifest(attempt), manifest.dumps())
+                except FileExistsError:
+                    continue
+                folder.mark(marker)
+                return Output(key, attempt, handle, manifest.summary(marker.digest))
+        return None
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
@@ -346,14 +354,31 @@ class Files(Sink):
         path = Path(left.path)
         if left.manifest and self._is_visible(left):
             return
-        if path.parent.name == "taken" and path.is_dir() and not left.manifest:
-            others = [marker for marker in markers(path) if marker.revision != left.revision]
-            if others:
-                disk.rename_new(
-                    path, path.parents[1] / "superseded" / f"{left.checkpoint_id:08d}.r{others[0].revision}"
-                )
-                return
+        if not left.manifest and path.parent.name == "taken" and not path.name.endswith(".dead"):
+            try:
+                others = [m for m in markers(path) if (m.revision, m.attempt) != (left.revision, left.attempt)]
+                if others:
+                    self._put_back(left, others[0])
+                    return
+            except (FileNotFoundError, FileExistsError, NotADirectoryError):
+                return  # a promoter was faster
         disk.remove(path, path.parent.parent / "taken")
+
+    def _put_back(self, left: Attempt, found: Marker) -> None:
+        """Put away what an exchange brought out; if that is what is committed, let it change places again.
+
+        The latter was lost, restaged and committed, while a promoter slept to whom the lost one came back.
+        """
+        path = Path(left.path)
+        if found.revision < left.revision:
+            disk.rename_new(path, path.parents[1] / "superseded" / f"{left.checkpoint_id:08d}.r{found.revision}")
+            return
+        key = Key("", left.checkpoint_id, found.revision)
+        content = Place(key, {"table": self.location(), "name": path.name}).manifest(found.attempt).read_bytes()
+        place = Place(key, {"table": self.location(), "name": path.name, "folder": Manifest.loads(content).folder})
+        if disk.digest(content) == found.digest and any(m.attempt == left.attempt for m in markers(place.visible)):
+            disk.exchange(path, place.visible)
+            disk.fsync_folder(place.visible.parent)
 
     def _is_visible(self, left: Attempt) -> bool:
         """Say whether the folder that a manifest describes is in the table."""
@@ -374,14 +399,15 @@ class Files(Sink):
     def forget(self, old: Superseded) -> None:
         """Remove one of those; where folders cannot be exchanged its name stays taken for ever (R3)."""
         path = Path(old.path)
+        remains = f"{path.name}.a0"  # whoever is killed on the way leaves it under a name that the next sweep knows
         if disk.can_exchange(path.parent):
-            disk.remove(path, self._side / "taken")
+            disk.remove(path, self._side / "taken", remains)
             return
         (path / TOMBSTONE).touch()
         disk.fsync_folder(path)
         for entry in list(path.iterdir()):
             if entry.name != TOMBSTONE:
-                disk.remove(entry, self._side / "taken")
+                disk.remove(entry, self._side / "taken", remains)
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,12 @@ class Place:
         self.taken = self.side / "taken"
         self.visible = self.table / (handle.get("folder") or f"checkpoint={key.checkpoint_id:08d}")
 
+    @property
+    def parents(self) -> list[Path]:
+        """Return the folders that lead to the visible one: the table, and those in it for slots that lie deeper."""
+        below = self.visible.relative_to(self.table).parts[:-1]
+        return [self.table.joinpath(*below[:length]) for length in range(len(below) + 1)]
+
     def manifest(self, attempt: int) -> Path:
         """Return where an attempt's manifest is."""
         return self.side / "manifests" / f"{self.key.checkpoint_id:08d}.r{self.key.revision}.a{attempt}.json"

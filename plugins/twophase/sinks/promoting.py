@@ -53,6 +53,8 @@ class Promoter:
         if not visible.exists() or self._is_replaced(visible):
             return None
         found = markers(visible)
+        if any(marker.digest in self.place.earlier for marker in found):
+            return None  # what was voted for before a restage turned up, and counts (R10)
         holder = f"the marker {found[0]}" if found else "no marker"
         expected = f"the marker {self.place.replaces}" if self.place.replaces else "nothing"
         return f"folder {visible} is there already, expected {expected}, found {holder}"
@@ -97,14 +99,12 @@ class Promoter:
                 found = next(iter(markers(place.visible)), None)
             except FileNotFoundError:
                 return None
-        ours = found is not None and (
-            found == marker or found.revision > marker.revision or found.digest in place.earlier
-        )
+        ours = found is not None and (found == marker or found.digest in place.earlier or self._replaced_since(found))
         if found is None or not ours:
             holder = f"the marker {found}" if found else "no marker"
             return Promotion(Outcome.FAILED, f"folder {place.visible} is there already, with {holder}")
         # Whoever counts a marker makes it durable first: its promoter may have died before its own fsync (R2).
-        for folder in (place.visible.parent, place.taken):
+        for folder in (*place.parents, place.taken):
             if folder.is_dir():
                 disk.fsync_folder(folder)
         if found.revision > marker.revision:  # it was promoted, and replaced since
@@ -114,6 +114,17 @@ class Promoter:
             summary = manifests.load(place, found.attempt, found.digest).summary(found.digest)
         hit("promote.durable")
         return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
+
+    def _replaced_since(self, found: Marker) -> bool:
+        """Say whether a marker is of a later revision of this checkpoint; another slot's has no manifest among ours."""
+        if found.revision <= self.marker.revision:
+            return False
+        later = Place(self.key._replace(revision=found.revision), {"table": self.place.table, "name": self.place.name})
+        try:
+            manifests.load(later, found.attempt, found.digest)
+        except ManifestMismatch:
+            return False
+        return True
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
@@ -157,9 +168,15 @@ class Promoter:
             if self._is_replaced(mine):  # an exchange was done, and its promoter died or sleeps
                 self._supersede(mine)
             else:
-                # Without its marker it is not what was voted for: a straggling task made the folder again.
-                mine.rename(mine.with_name(f"{mine.name}.junk"))
+                self._put_aside(mine)
         return None
+
+    def _put_aside(self, mine: Path) -> None:
+        """Keep a folder without its marker out of the way: a straggling task made it again; never promoted."""
+        try:
+            mine.rename(mine.with_name(f"{mine.name}.junk"))
+        except FileNotFoundError:
+            return  # another promoter took it from us: it is no junk
 
     def _check_taken(self, mine: Path) -> None:
         """Check a taken folder against its manifest, and remove what a straggling task left in it."""
@@ -181,7 +198,7 @@ class Promoter:
         try:
             if self._is_replaced(visible):
                 return self._exchange(mine, visible)
-            visible.parent.mkdir(parents=True, exist_ok=True)
+            disk.make_folders(self.place.table, visible.parent)
             disk.rename_new(mine, visible)
         except (FileNotFoundError, FileExistsError):
             return False

@@ -1,0 +1,160 @@
+"""A process dies on any way on which something is replaced, adopted, passed on, set aside or swept.
+
+The old revision stands, whole, until the new one does, and can still be read as of its time afterwards. Who comes next
+recovers what was left, from the record alone, or takes it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos import holding, replacing
+from chaos.ways import WAYS, Way
+from processes import call
+from twophase.committer.record import PostgresRecord
+from twophase.core.states import ENDED, State
+from twophase.sinks import disk
+
+pytestmark = pytest.mark.chaos
+
+#: How it dies, and who comes next.
+KILLED, TAKEN_OVER, RAISED = ("kill", "recovery"), ("kill", "the same again"), ("raise", "recovery")
+#: Where there are two tables: at the second one.
+SECOND = ("kill@2", "recovery")
+TWO_TABLES = ("replacement", "gap", "quarantine", "quarantine again")
+
+#: What `make test` meets of each way, besides all of the first one: that in which it differs from the others.
+FEW = {
+    "gap": ("promote.gap", "promote.visible"),
+    "slot": ("begin.inside", "promote.visible"),
+    "slot again": ("vote.after", "promote.visible", "finish.inside"),
+    "adopted": ("adopt.before", "adopt.after", "begin.after", "promote.visible", "finish.inside"),
+    "hop": ("begin.inside", "begin.after", "commit.inside", "commit.after", "finish.after"),
+    "hop again": ("commit.before", "promote.visible"),
+    "quarantine": ("stage.marked", "vote.inside", "promote.after"),
+    "quarantine again": ("promote.superseded",),
+    "refused": ("audit.after", "abort.before", "abort.after", "abort.discarded"),
+    "recovery": ("recover.before", "promote.visible"),
+    "sweep": ("sweep.before", "sweep.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
+    "sweep with tombstones": ("sweep.swept", "sweep.forgotten"),
+}
+#: Nobody comes by these but on these ways: killed and raised, always.
+ONLY_HERE = {"adopt.before", "adopt.after", "promote.gap", "sweep.inside", "sweep.swept", "sweep.forgotten"}
+
+Round = tuple[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _short_lease(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOPHASE_LEASE", "0.3")
+    monkeypatch.setattr(disk, "_renameat2", disk._renameat2)  # what a test does about it is undone at its end
+
+
+class Crash:
+    """One round on one way: somebody dies at a failpoint, and others bring it to its end."""
+
+    def __init__(self, way: Way, record: PostgresRecord, home: Path, number: int) -> None:
+        self.way, self.record, self.home, self.number = way, record, home, number
+        way.prepare(number)
+        self.before = holding.Recorded(record)
+
+    def die(self, failpoint: str, action: str) -> None:
+        log = self.home / f"round {self.number}.log"
+        died = call(self.way.go, self.number, log=log, failpoints=f"{failpoint}={action}")
+        assert died.hit(failpoint), f"{failpoint} was not reached:\n{died.said}"
+        assert died.wait() == (1 if action == "raise" else -9), died.said
+        self.check()
+        holding.check_as_of(self.record)
+
+    def check(self) -> None:
+        holding.check_never_wrong(self.record, gap=not self.way.exchanges)
+        holding.check_story(self.record)
+
+    def recover_twice(self) -> None:
+        """Recovery alone carries out what was decided; of what was not decided nothing is left.
+
+        A sweep may come before it: what is not promoted yet is not dead, and what is replaced not yet superseded.
+        """
+        replacing.sweep()
+        self.check()
+        holding.wait_for_lease(self.record)
+        for _ in range(2):
+            replacing.recover()
+            self.check()
+        holding.check_put_away(self.record)
+        holding.check_verified(self.record)
+        left = holding.Recorded(self.record)
+        assert {State(row.state) for row in left.revisions.values()} <= ENDED
+        if left.decided == self.before.decided and not self.way.decided:
+            for pipeline in self.before.declared:
+                stood = self.before.of(pipeline.name, State.COMMITTED)
+                assert left.of(pipeline.name, State.COMMITTED).items() >= stood.items()
+
+    def ask_again(self) -> None:
+        undone = holding.Recorded(self.record).decided < self.before.decided + self.way.decisions
+        if undone or not self.way.anew:
+            self.way.go(self.number)
+            self.check()
+
+    def end(self) -> None:
+        """Whoever decided, it was decided as often as it should be."""
+        holding.check_end(self.record, tombstones=not self.way.exchanges)
+        assert holding.Recorded(self.record).decided == self.before.decided + self.way.decisions
+
+
+def _rounds(way: Way, point: str, *, usual: bool) -> list[Round]:
+    """Return the rounds that `make test` has at a point of a way, or the others."""
+    every = [KILLED, TAKEN_OVER, RAISED]
+    if way.name in TWO_TABLES and point.partition(".")[0] in {"stage", "vote", "promote"} and point != "stage.after":
+        every.append(SECOND)
+    if way is WAYS[0]:
+        few = [TAKEN_OVER if way.points.index(point) % 2 else KILLED, RAISED]
+    elif point in FEW[way.name]:
+        few = [TAKEN_OVER if FEW[way.name].index(point) % 2 else KILLED, *([RAISED] if point in ONLY_HERE else [])]
+    else:
+        few = []
+    return few if usual else [one for one in every if one not in few]
+
+
+def _cases() -> Iterator[Any]:
+    for way in WAYS:
+        for point in way.points:
+            for usual in (True, False):
+                if rounds := _rounds(way, point, usual=usual):
+                    name = f"{way.name}-{point}{'' if usual else '-rest'}"
+                    yield pytest.param(way, point, rounds, id=name, marks=[] if usual else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("way", "failpoint", "rounds"), list(_cases()))
+def test_a_crash_on_any_way_leaves_the_old_or_the_new_and_both_can_be_read(
+    way: Way, failpoint: str, rounds: list[Round], record: PostgresRecord, home: Path
+) -> None:
+    if not way.exchanges:
+        disk._renameat2 = None
+    for number, (action, next_comes) in enumerate(rounds, start=1):
+        one = Crash(way, record, home, number)
+        one.die(failpoint, action)
+        if next_comes == "recovery":
+            one.recover_twice()
+        one.ask_again()
+        one.end()
+
+
+@pytest.mark.parametrize("name", ["sweep", "sweep with tombstones"])
+def test_a_sweep_that_dies_while_it_removes_something_leaves_it_to_the_next_one(
+    name: str, record: PostgresRecord, home: Path
+) -> None:
+    way = next(way for way in WAYS if way.name == name)
+    if not way.exchanges:
+        disk._renameat2 = None
+    way.prepare(1)
+
+    died = call(replacing.dying_while_removing, way.go, 1, log=home / "sweep.log")
+
+    assert died.wait() == -9, died.said
+    holding.check_never_wrong(record)
+    holding.check_end(record, tombstones=not way.exchanges)
