@@ -703,14 +703,25 @@ class MemorySink:
 
     def remove(self, left: Left) -> None:
         """Remove one of those; what an exchange brought out is not this attempt's and is put away."""
-        if left.path.startswith("taken/"):
+        if left.path.startswith("taken/") and not left.path.endswith(".dead"):
             self._step("look")
             marker = self.folders[left.path].marker if left.path in self.folders else None
-            if marker is not None and marker.revision != left.revision:
-                with suppress(FileNotFoundError):
-                    self._rename(left.path, f"superseded/{left.checkpoint_id}.r{marker.revision}")
+            if marker is not None and (marker.revision, marker.attempt) != (left.revision, left.attempt):
+                with suppress(FileNotFoundError, FileExistsError):
+                    self._put_back(left, marker)
                 return
         self._remove(left.path)
+
+    def _put_back(self, left: Left, found: Marker) -> None:
+        """Put away what an exchange brought out; if that is what is committed, let it change places again."""
+        if found.revision < left.revision:
+            self._rename(left.path, f"superseded/{left.checkpoint_id}.r{found.revision}")
+            return
+        self._step("look")
+        shown = self.folders.get(f"visible/{left.checkpoint_id}")
+        if shown is not None and shown.marker is not None and shown.marker.attempt == left.attempt:
+            self._exchange(left.path, f"visible/{left.checkpoint_id}")
+            self._fsync()
 
     def superseded(self) -> list[Superseded]:
         """List what later revisions took the place of."""

@@ -285,7 +285,7 @@ MUTATIONS = (
         "sweep what an exchange brought out",
         "R11",
         (
-            sink("remove", ("if marker is not None and marker.revision != left.revision:", "if False:")),
+            sink("remove", ("if marker is not None and (marker.revision,", "if False and (marker.revision,")),
             promoter("promote", ("self._put_away()", "pass")),
         ),
         PLAIN,

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
+from datetime import date, timedelta
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,14 @@ def bad_lines(checkpoint_id: int) -> list[str]:
     return [f"bad {checkpoint_id}.{i}" for i in range(BAD)]
 
 
+def day(number: int) -> date:
+    """Return the day whose interval becomes checkpoint `number` when intervals are run in order."""
+    return date(2026, 11, 1) + timedelta(days=number)
+
+
 def slot(number: int) -> str:
-    """Return the slot that becomes checkpoint `number` when slots are run in order."""
-    return f"2026-11-{number:02d}/2026-11-{number + 1:02d}"
+    """Return that interval."""
+    return f"{day(number)}/{day(number + 1)}"
 
 
 def rows(checkpoint_id: int, word: str) -> list[Row]:
@@ -117,7 +123,7 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {"words": words, "days": days, "h
 
 def land(pipeline: str, number: int) -> None:
     """Let the input of a checkpoint come."""
-    folder = f"landing/days/dt=2026-11-{number:02d}" if pipeline == "days" else f"landing/{pipeline}"
+    folder = f"landing/days/dt={day(number)}" if pipeline == "days" else f"landing/{pipeline}"
     lines = [json.dumps(row) for row in rows(number, "")] + (bad_lines(number) if pipeline == "sifted" else [])
     path = data_path(folder) / f"{number:03d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +132,7 @@ def land(pipeline: str, number: int) -> None:
 
 def leave_a_folder(number: int) -> None:
     """Write the folder of a slot as somebody else would have: what revision 0 is made of."""
-    folder = data_path(f"lake/days/dt=2026-11-{number:02d}")
+    folder = data_path(f"lake/days/dt={day(number)}")
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows(number, "r0")), folder / "somebody.parquet")
     data_path("left").mkdir(exist_ok=True)

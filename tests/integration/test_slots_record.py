@@ -373,6 +373,17 @@ def test_checkpoints_from_before_a_write_was_declared_do_not_stop_those_who_read
     assert seen == [wanted]
 
 
+def test_a_checkpoint_that_a_backfill_first_puts_into_a_write_is_read_there_once(book: Book) -> None:
+    """The write was declared later; those who read it are past the checkpoint when it is filled in."""
+    old = book.committed(sinks=("copy",))
+    second = book.committed()
+    end, before = book.range(1)
+    book.committed(book.again(old))
+
+    assert (end, before) == (3, [(second.checkpoint_id, 1)])
+    assert book.range(end) == (4, [(old.checkpoint_id, 2)])
+
+
 # --- stale -----------------------------------------------------------------------------------------------------------
 
 

@@ -7,18 +7,21 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Connection, func, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from twophase.committer import queries
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Output
-from twophase.core.errors import ConfigError, InputChanged
+from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
 from twophase.core.ports import Committed
 from twophase.core.states import State
 
 #: The columns of a claim, as `add_checkpoint` copies them.
 CLAIM = ("pipeline", "source", *InputFile._fields, "checkpoint_id", "revision")
+
+#: How often a row is asked for whose revision is superseded at that very moment.
+TRIES = 100
 
 r = t.revision.c
 
@@ -153,8 +156,9 @@ class Inputs:
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
         """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet.
 
-        A checkpoint is in the range of its first commit, whatever replaced it since; what it gives is its committed
-        revision, whose row is held until this transaction ends, so that nobody sweeps it before the reader is recorded.
+        A checkpoint is in the range of its first commit to this sink, whatever replaced it since. What it gives is its
+        committed revision, whose row is held until this transaction ends: nobody sweeps it before its reader is
+        recorded.
         """
         upstream = self._upstream(pipeline, sink)
         if end is None:
@@ -163,18 +167,10 @@ class Inputs:
                     WHERE pipeline = p.name AND state = 'COMMITTING'))
                 FROM twophase.pipeline p WHERE p.name = :pipeline""")
             end = int(self.connection.execute(settled, {"pipeline": pipeline}).scalar_one())
-        earlier = t.revision.alias("earlier").c
-        again = select(1).where(
-            (earlier.pipeline == r.pipeline)
-            & (earlier.checkpoint_id == r.checkpoint_id)
-            & (earlier.commit_seq < r.commit_seq)
-        )
-        p = t.participant.c
-        put = select(1).where((p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.name == sink))
         first = (
             select(r.checkpoint_id, r.commit_seq)
             .where((r.pipeline == pipeline) & (r.commit_seq >= start) & (r.commit_seq < end))
-            .where(~again.exists() & put.exists())
+            .where(_has(r, sink) & ~_came_before(sink))
             .order_by(r.commit_seq)
             .limit(limit)
         )
@@ -190,13 +186,18 @@ class Inputs:
         Whoever waited for a row that was superseded meanwhile gets neither it nor its successor: ask again.
         """
         found: dict[int, Key] = {}
-        while missing := checkpoints - found.keys():
+        for _ in range(TRIES):
+            missing = checkpoints - found.keys()
+            if not missing:
+                return list(found.values())
             query = select(r.checkpoint_id, r.revision).where(
                 (r.pipeline == pipeline) & r.checkpoint_id.in_(missing) & (r.state == State.COMMITTED)
             )
             for row in self.connection.execute(query.with_for_update(read=True)):
                 found[row.checkpoint_id] = Key(pipeline, row.checkpoint_id, row.revision)
-        return list(found.values())
+        missed = ", ".join(str(number) for number in sorted(checkpoints - found.keys()))
+        msg = f"pipeline {pipeline!r}: checkpoint {missed}: replaced again and again while it was to be read; run again"
+        raise StoreUnavailable(msg)
 
     def _summary(self, pipeline: str, checkpoint_id: int) -> dict[str, Any]:
         c = t.checkpoint.c
@@ -281,6 +282,20 @@ class Inputs:
             .on_conflict_do_update(constraint="position_pkey", set_={"off": end}, where=p.off == start)
         )
         return bool(moved.rowcount)
+
+
+def _has(revision: Any, sink: str) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a revision
+    """Say whether a revision put anything into a sink."""
+    p = t.participant.c
+    mine = (p.pipeline == revision.pipeline) & (p.checkpoint_id == revision.checkpoint_id)
+    return select(1).where(mine & (p.revision == revision.revision) & (p.name == sink)).exists()
+
+
+def _came_before(sink: str) -> ColumnElement[bool]:
+    """Say whether an earlier revision of the checkpoint was committed to a sink: then this one replaced it there."""
+    earlier = t.revision.alias("earlier").c
+    same = (earlier.pipeline == r.pipeline) & (earlier.checkpoint_id == r.checkpoint_id)
+    return select(1).where(same & (earlier.commit_seq < r.commit_seq) & _has(earlier, sink)).exists()
 
 
 def _ranges(fixed: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

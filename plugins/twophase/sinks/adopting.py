@@ -56,10 +56,7 @@ class Foreign:
         return Described(files, columns) if (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino) else None
 
     def mark(self, marker: Marker) -> None:
-        """Put a marker in, in place of one that an adoption left which died before files came or went."""
-        for old in markers(self._descriptor):
-            if old != marker:
-                os.unlink(str(old), dir_fd=self._descriptor)
+        """Put a marker in; another's, of a description that was made before files came or went, may be recorded."""
         os.close(os.open(str(marker), os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=self._descriptor))
         os.fsync(self._descriptor)
 

@@ -439,7 +439,7 @@ class Files(Sink):
         except ManifestMismatch as error:
             yield str(error)
             return
-        yield from manifests.differences(place.visible, expected, marker)
+        yield from manifests.differences(place.visible, expected)
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield what is in the table's folder but is no committed checkpoint's.

@@ -52,10 +52,9 @@ def check(folder: Path, manifest: Manifest) -> list[str]:
     return [path for path in found if Marker.parse(path) is None]
 
 
-def differences(folder: Path, manifest: Manifest, marker: Marker) -> Iterator[str]:
+def differences(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Compare a folder with its manifest, byte by byte; yield each difference in words."""
-    found = dict(disk.walk(folder))
-    found.pop(str(marker), None)
+    found = {path: stat for path, stat in disk.walk(folder) if Marker.parse(path) is None}
 
     def compare(file: StagedFile) -> str | None:
         path = f"{folder}/{file.path}"
