@@ -86,7 +86,6 @@ class Crash:
             replacing.recover()
             self.check()
         holding.check_put_away(self.record)
-        holding.check_verified(self.record)
         left = holding.Recorded(self.record)
         assert {State(row.state) for row in left.revisions.values()} <= ENDED
         if left.decided == self.before.decided and not self.way.decided:
@@ -158,3 +157,16 @@ def test_a_sweep_that_dies_while_it_removes_something_leaves_it_to_the_next_one(
     assert died.wait() == -9, died.said
     holding.check_never_wrong(record)
     holding.check_end(record, tombstones=not way.exchanges)
+
+
+@pytest.mark.parametrize("failpoint", ["adopt.before", "adopt.after"])
+def test_a_folder_whose_adoption_died_and_was_given_up_is_no_difference(
+    failpoint: str, record: PostgresRecord, home: Path
+) -> None:
+    way = next(way for way in WAYS if way.name == "adopted")
+    one = Crash(way, record, home, 1)
+    one.die(failpoint, "kill")
+
+    one.recover_twice()
+
+    holding.check_verified(record)
