@@ -444,7 +444,8 @@ class Files(Sink):
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield what is in the table's folder but is no committed checkpoint's.
 
-        A table with slot folders may hold older ones that nobody adopted; only those that bear a marker are strange.
+        A table with slot folders may hold older ones that nobody adopted, or whose adoption was given up; only those
+        that bear the marker of a revision of ours are strange.
         """
         table = Path(self.location())
         if not table.is_dir():
@@ -456,7 +457,7 @@ class Files(Sink):
             return
         depth = self.slot_folder.strip("/").count("/") + 1
         for folder in table.glob("/".join(["*"] * depth)):
-            if folder.is_dir() and str(folder) not in expected and markers(folder):
+            if folder.is_dir() and str(folder) not in expected and any(marker.revision for marker in markers(folder)):
                 yield f"{folder} is no committed slot's"
 
     def files(self, output: Output) -> list[str]:
