@@ -129,6 +129,8 @@ class Histories(RuleBasedStateMachine):
         #: The model: what readers should see of each checkpoint, and what was decided when.
         self.table: dict[int, str] = {}
         self.decided: dict[int, tuple[int, str]] = {}
+        #: What was replaced so long ago that it may be swept.
+        self.old: set[Key] = set()
         for _ in range(FILES - 1):
             self.run()
 
@@ -220,6 +222,7 @@ class Histories(RuleBasedStateMachine):
         if over:
             older = "superseded_at - interval '8 days'"
             self.sql(f"UPDATE twophase.revision SET superseded_at = {older} WHERE pipeline = :p")
+            self.old.update(self.replaced())
         with self.step(set()):
             list(sweep(self.runner.record, self.runner.pipeline))
 
@@ -283,7 +286,9 @@ class Histories(RuleBasedStateMachine):
                 assert one.commit_seq is not None
                 seen = self.decided.setdefault(one.commit_seq, (key.checkpoint_id, one.word))
                 assert seen == (key.checkpoint_id, one.word), f"the decision {one.commit_seq} is another one now"
-        swept = {(key.checkpoint_id, one.word) for key, one in told.items() if one.swept}
+        gone = {key for key, one in told.items() if one.swept}
+        assert gone <= self.old, f"{gone - self.old}: swept before its retention was over"
+        swept = {(key.checkpoint_id, told[key].word) for key in gone}
         for seq in sorted(self.decided)[-TRAVELS:]:
             then = dict(self.decided[number] for number in sorted(self.decided) if number <= seq)
             if swept & then.items():
@@ -387,6 +392,7 @@ class Histories(RuleBasedStateMachine):
             pass
         assert sorted(self.ids()) == sorted(self.rows)
         assert not [difference for difference in verify(self.runner.record, self.runner.pipeline) if difference]
+        self._sweep(over=False)
         self._sweep(over=True)
         self._sweep(over=True)
         assert self.beside("staging") | self.beside("taken") == set()

@@ -907,6 +907,7 @@ def test_starting_at_once_is_starting_once(book: Book) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(one, range(THREADS)))
 
+    assert book.count("backfill") == 1
     assert len({one.id for one in found}) == 1
     assert sorted(one.goes_on for one in found) == [False] + [True] * (THREADS - 1)
 
