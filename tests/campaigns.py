@@ -33,7 +33,7 @@ def slot(number: int) -> str:
     return f"{day(number)}/{day(number + 1)}"
 
 
-def daily(transform: str = "word_count:copy") -> Pipeline:
+def daily(transform: str = "chaos_jobs:copy") -> Pipeline:
     """Declare a pipeline from one folder a day to one folder a day."""
     data_path("landing").mkdir(parents=True, exist_ok=True)
     return Pipeline(
