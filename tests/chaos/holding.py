@@ -21,7 +21,7 @@ from twophase.core.errors import Swept
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, State
 from twophase.maintenance import verify
-from twophase.sinks.files import TOMBSTONE
+from twophase.sinks.layout import TOMBSTONE
 
 #: Each record, and which revision it says it is from.
 Contents = Counter[tuple[str, str]]

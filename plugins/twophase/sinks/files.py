@@ -23,7 +23,7 @@ from twophase.core.slots import Slot
 from twophase.sinks import adopting, disk, frames, manifests, paths
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
-from twophase.sinks.layout import ATTEMPT, SIDES, SUPERSEDED, Marker, Place, markers, side
+from twophase.sinks.layout import ATTEMPT, SIDES, SUPERSEDED, TOMBSTONE, Marker, Place, markers, side
 from twophase.sinks.manifests import THREADS
 from twophase.sinks.promoting import TRIES, Promoter
 from twophase.sinks.relations import Relation
@@ -31,8 +31,6 @@ from twophase.sinks.rows import COMPRESSIONS, FORMATS, count_rows
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
-#: What keeps the name of a swept revision taken where folders cannot be exchanged.
-TOMBSTONE = "_swept"
 
 
 class Files(Sink):

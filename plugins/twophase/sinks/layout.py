@@ -23,6 +23,8 @@ from twophase.core.checkpoint import Json, Key
 MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
 ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
 SUPERSEDED = re.compile(r"(\d{8,})\.r(\d+)")
+#: What keeps the name of a swept revision taken where folders cannot be exchanged.
+TOMBSTONE = "_swept"
 #: What the side folder of a table has in it.
 SIDES = ("staging", "taken", "manifests", "superseded")
 

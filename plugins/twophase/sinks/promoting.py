@@ -16,7 +16,7 @@ from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
-from twophase.sinks.layout import ATTEMPT, Marker, Place, markers
+from twophase.sinks.layout import ATTEMPT, TOMBSTONE, Marker, Place, markers
 
 #: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
 TRIES = 20
@@ -98,7 +98,10 @@ class Promoter:
             try:
                 found = next(iter(markers(place.visible)), None)
             except FileNotFoundError:
-                return None
+                # Nothing is there; where folders cannot be exchanged, perhaps because it is being replaced just now.
+                gone = place.superseded(marker.revision)
+                put_away = (gone / str(marker)).exists() or (gone / TOMBSTONE).exists()
+                return Promotion(Outcome.ALREADY_PROMOTED) if put_away else None
         ours = found is not None and (found == marker or found.digest in place.earlier or self._replaced_since(found))
         if found is None or not ours:
             holder = f"the marker {found}" if found else "no marker"
