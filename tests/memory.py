@@ -790,8 +790,10 @@ class MemoryPromoter:
             if self._is_replaced(self.visible):
                 return None
             self.sink._step("markers")
-            if self.visible not in self.sink.folders:
-                return None
+            if self.visible not in self.sink.folders:  # perhaps because it is being replaced just now
+                gone = self.sink.folders.get(f"superseded/{self.key.checkpoint_id}.r{self.key.revision}")
+                put_away = gone is not None and (gone.marker == self.marker or TOMBSTONE in gone.files)
+                return Promotion(Outcome.ALREADY_PROMOTED) if put_away else None
             found = self.sink.folders[self.visible].marker
         ours = found is not None and (
             found == self.marker or found.revision > self.marker.revision or found.digest in self.earlier
