@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, print_json, say
+from twophase.cli.output import Json, complain, console, moment, print_json, say, table
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
     from twophase.local.resolver import Committer
+    from twophase.local.stack import Part, Stack
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,29 +37,98 @@ def place(dsn: str) -> str:
     return URL.create("postgresql", url.username, None, url.host, url.port, url.database).render_as_string()
 
 
-def up() -> None:
-    """Start the embedded PostgreSQL, and make or upgrade the record in it."""
+def up(
+    *,
+    port: Annotated[int | None, typer.Option(help="Port of Airflow on 127.0.0.1; 8080 unless said.")] = None,
+    no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Start PostgreSQL only.")] = False,
+) -> None:
+    """Start PostgreSQL, the record in it, and an Airflow under a supervisor; wait until all is healthy."""
     from twophase.cli.opening import opened
+    from twophase.local import stack
     from twophase.local.resolver import resolve
 
+    started = None if no_airflow else stack.start(port)
     with opened(may_start=True):
         committer = resolve(may_start=True)
-    if committer.embedded:
-        say(f"running at {place(committer.dsn)}")
-    else:
-        say(f"not needed: the committer database is {place(committer.dsn)} ({committer.origin})")
+    if no_airflow:
+        needed = f"running at {place(committer.dsn)}"
+        say(needed if committer.embedded else f"not needed: {_named(committer)}")
+        return
+    with _watch() as on_change:
+        found = stack.wait(started, on_change)
+    _greet(found["url"])
+
+
+def _named(committer: Committer) -> str:
+    return f"the committer database is {place(committer.dsn)} ({committer.origin})"
+
+
+@contextmanager
+def _watch() -> Iterator[Callable[[list[Part]], None]]:
+    """Show the components on their way: on a terminal in place, elsewhere a line for each that is healthy."""
+    from rich.live import Live
+
+    target = console(stderr=True)
+    told: set[str] = set()
+    with Live(console=target, transient=True, auto_refresh=False) as live:
+
+        def show(parts: list[Part]) -> None:
+            if target.is_terminal:
+                live.update(_table(parts), refresh=True)
+                return
+            for part in parts:
+                if part["health"] == "healthy" and part["name"] not in told:
+                    told.add(part["name"])
+                    complain(f"{part['name']} is healthy")
+
+        yield show
+
+
+def _table(parts: list[Part]) -> Table:
+    from rich.table import Table
+
+    shown = Table.grid(padding=(0, 2))
+    for part in parts:
+        shown.add_row(_health(part["health"]), part["name"])
+    return shown
+
+
+def _health(word: str) -> Text:
+    from rich.text import Text
+
+    return Text(word, style={"healthy": "green", "starting": "yellow"}.get(word, "red"))
+
+
+def _greet(url: str) -> None:
+    from twophase.core import settings
+    from twophase.local import airflow
+
+    facts = {
+        "airflow": url,
+        "user": airflow.ADMIN,
+        "password": airflow.passwords().get(airflow.ADMIN, "as your auth manager has it"),
+        "dags": settings.dags() if settings.dags().is_dir() else f"none at {settings.dags()}; set TWOPHASE_DAGS",
+        "logs": airflow.logs(),
+    }
+    for name, value in facts.items():
+        say(f"{name:<9} {value}")
 
 
 def down() -> None:
-    """Stop the embedded PostgreSQL."""
-    from twophase.local import postgres
+    """Stop what `up` started: Airflow and the embedded PostgreSQL."""
+    from twophase.local import postgres, stack
 
-    say("stopped" if postgres.stop() else "it was not running")
+    stopped = stack.stop()
+    say("stopped" if postgres.stop() or stopped else "it was not running")
 
 
 def status(*, as_json: Json = False) -> None:
     """Say what runs here, which committer database is used, and which version its record has."""
-    found = {**_embedded(), **_committer()}
+    from twophase.local import stack
+
+    airflow = stack.describe()
+    found = {**_embedded(), **_committer(), "airflow": airflow}
+    found["versions"] = _versions(found["version"])
     if as_json:
         print_json(found)
         return
@@ -75,6 +151,39 @@ def status(*, as_json: Json = False) -> None:
     for name, value in facts.items():
         if value is not None:
             say(Text.assemble((f"{name:<18}  ", "dim"), value if isinstance(value, Text) else str(value)))
+    _show_airflow(airflow)
+
+
+def _show_airflow(found: Stack | None) -> None:
+    if found is None:
+        say(f"{'airflow':<18}  not running")
+        return
+    say(f"{'airflow':<18}  {found['url']}")
+    rows: list[Sequence[str | Text]] = [
+        [
+            part["name"],
+            _health(part["health"]),
+            str(part["pid"] or ""),
+            moment(datetime.fromisoformat(part["since"]) if part["since"] else None),
+            str(part["restarts"]),
+            part["log"],
+        ]
+        for part in found["components"]
+    ]
+    table(["component", "health", "pid", "since", "restarts", "log"], rows, right=["pid", "restarts"])
+
+
+def _versions(postgres: str | None) -> dict[str, str | None]:
+    """Return the version of each part that is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {"postgres": postgres}
+    for name, package in {"twophase": "twophase", "airflow": "apache-airflow", "spark": "pyspark"}.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _embedded() -> dict[str, Any]:

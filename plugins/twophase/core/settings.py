@@ -20,6 +20,11 @@ def data_path(path: str | Path) -> Path:
     return Path(os.path.normpath(home() / "data" / path))
 
 
+def dags() -> Path:
+    """Return the folder of DAG files: `TWOPHASE_DAGS`, default `dags` below the current folder."""
+    return Path(os.environ.get("TWOPHASE_DAGS") or "dags").absolute()
+
+
 def spark_jobs() -> Path:
     """Return the folder of users' transforms: `TWOPHASE_SPARK_JOBS`, default `spark_jobs` below the current folder."""
     return Path(os.environ.get("TWOPHASE_SPARK_JOBS") or "spark_jobs").absolute()

@@ -42,6 +42,18 @@ def locked(path: Path, seconds: float) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Tell whether a process holds the lock file, which need not exist."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _try_lock(descriptor: int) -> bool:
     """Take the lock if nobody has it."""
     try:

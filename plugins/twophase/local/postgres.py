@@ -119,6 +119,12 @@ def running() -> str | None:
     return _dsn(folder, postmaster)
 
 
+def pid() -> int | None:
+    """Return the pid of the server process, whether or not it accepts connections already."""
+    postmaster = _postmaster(_folder())
+    return postmaster.pid if postmaster else None
+
+
 def stop() -> bool:
     """Stop the server, ending its connections, and tell whether there was one to stop."""
     folder = _folder()

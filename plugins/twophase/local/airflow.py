@@ -1,0 +1,326 @@
+"""A local Airflow: its settings, secrets and database, and the components that a supervisor keeps running.
+
+    airflow/            AIRFLOW_HOME
+    airflow/secrets/    keys, passwords and the database's URL, each in a file that only its owner can read
+    logs/               one file per component, and the logs of tasks in `logs/tasks`
+
+Nothing here imports Airflow: its commands are run by the same interpreter. Nothing of it listens on anything but
+127.0.0.1. Its database is one of the embedded PostgreSQL's, with a role of its own that cannot read the record. Secrets
+reach Airflow by the name of their file, so that no task inherits them in its environment, and no command line has them.
+
+What is set by `AIRFLOW__…` in the environment of `twophase up` is kept, unless it would lead this Airflow to another
+one's database, folders or port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import logging
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from twophase.core import settings
+from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
+from twophase.local import files, postgres, processes, supervisor
+from twophase.local.resolver import CONNECTION, DRIVER, resolve
+
+HOST = "127.0.0.1"
+ROLE = DATABASE = "airflow"
+ADMIN = "admin"
+#: Component: its command. Log servers stay off: they would listen on every interface, and all logs are on this disk.
+COMMANDS = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+
+_MIGRATE_SECONDS = 600.0
+_USERS = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"
+#: For one person's machine, where a second matters more than the load; the environment overrides them.
+_DEFAULTS = {
+    "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+    "AIRFLOW__CORE__HOSTNAME_CALLABLE": "socket.gethostname",
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "1",
+    "AIRFLOW__CORE__PARALLELISM": "8",
+    _USERS: f"{ADMIN}:admin,viewer:viewer",
+    "AIRFLOW__DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
+    "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+}
+#: Other ways to name what is set here.
+_ELSEWHERE = ("AIRFLOW_CONFIG", "AIRFLOW__CORE__SQL_ALCHEMY_CONN", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC")
+_SPARK = '{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'
+
+
+def home() -> Path:
+    """Return AIRFLOW_HOME."""
+    return settings.home() / "airflow"
+
+
+def logs() -> Path:
+    """Return the folder of all logs."""
+    return settings.home() / "logs"
+
+
+def installed() -> str:
+    """Return the version of Airflow; that there is none is a ConfigError."""
+    try:
+        return version("apache-airflow")
+    except PackageNotFoundError:
+        msg = "airflow: it is not installed; pip install 'twophase[airflow]', or leave it out: twophase up --no-airflow"
+        raise ConfigError(msg) from None
+
+
+def passwords() -> dict[str, str]:
+    """Return each user's password."""
+    found: dict[str, str] = json.loads(_secret("passwords.json").read_text(encoding="utf-8"))
+    return found
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+def environment(port: int) -> dict[str, str]:
+    """Return the environment of Airflow's processes."""
+    return {**_surroundings(os.environ), **_connections(os.environ), **_settings(port)}
+
+
+def _surroundings(parent: Mapping[str, str]) -> dict[str, str]:
+    """Return what Airflow inherits: all but what would lead it to another Airflow; the interpreter's programs first."""
+    fixed = {name.removesuffix("_CMD") for name in _settings(0)}
+    hidden = {*_ELSEWHERE, *(name + suffix for name in fixed for suffix in ("", "_CMD", "_SECRET"))}
+    kept = {name: value for name, value in parent.items() if name not in hidden}
+    path = [str(Path(sys.executable).parent), parent.get("PATH", os.defpath)]
+    return {**_DEFAULTS, **kept, "PATH": os.pathsep.join(path)}
+
+
+def _settings(port: int) -> dict[str, str]:
+    """Return what is not to be overridden: where everything is."""
+    found = {
+        "AIRFLOW_HOME": str(home()),
+        "AIRFLOW__API__BASE_URL": url(port),
+        "AIRFLOW__API__HOST": HOST,
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__SECRET_KEY_CMD": _read_command("api_secret_key"),
+        "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _read_command("jwt_secret"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(settings.dags()),
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url(port)}/execution/",
+        "AIRFLOW__CORE__FERNET_KEY_CMD": _read_command("fernet_key"),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(_secret("passwords.json")),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": _read_command("database_url"),
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(logs() / "tasks"),
+        "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(logs() / "dag-files"),
+        "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+        "TWOPHASE_DAGS": str(settings.dags()),
+        "TWOPHASE_HOME": str(settings.home()),
+        "TWOPHASE_SPARK_JOBS": str(settings.spark_jobs()),
+    }
+    beside = Path(__file__).parents[2]
+    if (beside / ".airflowignore").exists():  # a checkout; what is installed registers itself
+        found["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(beside)
+    return found
+
+
+def _connections(parent: Mapping[str, str]) -> dict[str, str]:
+    """Return the connections: the committer database that every command uses, and a local Spark unless there is one."""
+    committer = resolve(may_start=True).dsn.replace(DRIVER, "postgres", 1)
+    spark = "AIRFLOW_CONN_SPARK_DEFAULT"
+    return {f"AIRFLOW_CONN_{CONNECTION.upper()}": committer, spark: parent.get(spark) or _SPARK}
+
+
+def url(port: int) -> str:
+    """Return where the browser finds it."""
+    return f"http://{HOST}:{port}"
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def _secret(name: str) -> Path:
+    return home() / "secrets" / name
+
+
+def _read_command(name: str) -> str:
+    """Return the command by which Airflow reads a secret."""
+    return f"cat {shlex.quote(str(_secret(name)))}"
+
+
+def make_secrets() -> None:
+    """Make the keys and passwords that are not there yet; sessions and stored connections outlive a restart by them."""
+    _secret("").mkdir(mode=0o700, parents=True, exist_ok=True)
+    home().chmod(0o700)
+    for name in ("api_secret_key", "jwt_secret", "database_password"):
+        _keep(name, secrets.token_urlsafe(32))
+    _keep("fernet_key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+    users = os.environ.get(_USERS) or _DEFAULTS[_USERS]
+    names = [user.partition(":")[0].strip() for user in users.split(",")]
+    known = passwords() if _secret("passwords.json").exists() else {}
+    if missing := {name: secrets.token_urlsafe(12) for name in names if name not in known}:
+        files.write(_secret("passwords.json"), json.dumps(known | missing))
+
+
+def _keep(name: str, value: str) -> None:
+    if not _secret(name).exists():
+        files.write(_secret(name), value)
+
+
+# --- the database ----------------------------------------------------------------------------------------------------
+
+
+class Database:
+    """The embedded PostgreSQL as a component, with Airflow's database in it, of the version of this Airflow."""
+
+    name = "postgres"
+    needs: tuple[str, ...] = ()
+    session: int | None = None  # it outlives whoever started it
+
+    def __init__(self, port: int) -> None:
+        """Remember the port of Airflow, and nothing of the database's: it may come back elsewhere."""
+        self._port = port
+        self._ready: int | None = None
+        self.dependents: list[supervisor.Child] = []
+
+    def start(self) -> None:
+        """Start the server and make the database ready; if its address has changed, its users are started again."""
+        postgres.ensure()
+        address = prepare_database()
+        place = _secret("database_url")
+        if not place.exists() or place.read_text(encoding="utf-8") != address:
+            files.write(place, address)
+            for child in self.dependents:
+                child.stop()
+        migrate(self._port)
+        self._ready = postgres.pid()
+
+    def pid(self) -> int | None:
+        """Return the pid of the server that was made ready; one that somebody else has started is not."""
+        return self._ready if self._ready == postgres.pid() else None
+
+    def ask_to_stop(self) -> None:
+        """Wait for the others, which use it to the end."""
+
+    def stop(self) -> None:
+        """Stop the server."""
+        postgres.stop()
+
+
+def prepare_database() -> str:
+    """Make Airflow's role and database unless they are there, and return the database's URL."""
+    import psycopg2
+    from psycopg2.sql import SQL, Identifier
+
+    password = _secret("database_password").read_text(encoding="utf-8")
+    address = postgres.create_database(DATABASE)
+    connection = psycopg2.connect(address.replace(DRIVER, "postgresql", 1))
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SET log_min_error_statement = 'panic'"
+            )  # no statement of these is to be in the server's log
+            cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (ROLE,))
+            verb = SQL("ALTER") if cursor.fetchone() else SQL("CREATE")
+            cursor.execute(SQL("{} ROLE {} LOGIN PASSWORD %s").format(verb, Identifier(ROLE)), (password,))
+            cursor.execute(SQL("ALTER DATABASE {} OWNER TO {}").format(Identifier(DATABASE), Identifier(ROLE)))
+    finally:
+        connection.close()
+    place = address.rpartition("@")[2]
+    return f"{DRIVER}://{ROLE}:{password}@{place}"
+
+
+def migrate(port: int) -> None:
+    """Bring the database to the version of this Airflow; the database itself says when that was done."""
+    import psycopg2
+
+    address = _secret("database_url").read_text(encoding="utf-8").replace(DRIVER, "postgresql", 1)
+    done = f"migrated by Airflow {installed()}"
+    connection = psycopg2.connect(address)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = %s", (DATABASE,)
+            )
+            if cursor.fetchone() == (done,):
+                return
+            _run_migration(port)
+            cursor.execute(f"COMMENT ON DATABASE {DATABASE} IS %s", (done,))
+    finally:
+        connection.close()
+
+
+def _run_migration(port: int) -> None:
+    path = logs() / "db-migrate.log"
+    with supervisor.open_log(path) as output:
+        code = subprocess.run(
+            [*_airflow(), "db", "migrate"],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(port),
+            timeout=_MIGRATE_SECONDS,
+            preexec_fn=processes.dies_with_parent(signal.SIGTERM),
+        ).returncode
+    if code != 0:
+        msg = f"airflow db migrate ended with exit code {code}; see {path}"
+        raise StoreUnavailable(msg)
+
+
+# --- the components --------------------------------------------------------------------------------------------------
+
+
+def _airflow() -> list[str]:
+    """Return the command of this interpreter's Airflow; the current folder is kept out of its imports."""
+    return [sys.executable, "-P", "-m", "airflow"]
+
+
+def components(port: int) -> list[supervisor.Component]:
+    """Return the database and Airflow's components, in the order of their start."""
+    database = Database(port)
+    children = [
+        supervisor.Child(
+            name=name,
+            command=[*_airflow(), *command],
+            environment=lambda: environment(port),
+            log=logs() / f"{name}.log",
+            needs=(database.name,),
+        )
+        for name, command in COMMANDS.items()
+    ]
+    database.dependents = children
+    return [database, *children]
+
+
+def folder() -> Path:
+    """Return the folder of the supervisor."""
+    return settings.home() / "supervisor"
+
+
+def main() -> None:
+    """Supervise a local Airflow until told to stop: what `twophase up` leaves running."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    port: int = parser.parse_args().port
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        make_secrets()
+        supervisor.Supervisor(folder(), components(port), {"port": port}).run()
+    except TwophaseError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

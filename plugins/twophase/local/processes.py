@@ -1,0 +1,98 @@
+"""Processes as the system knows them: who is who, who belongs together, and who dies with whom.
+
+A pid alone proves nothing, for it is given out again: a process is known by its pid and the moment it was started.
+What a component has started is known by its session, which children inherit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_PR_SET_PDEATHSIG = 1
+_PROC = Path("/proc")
+_BOOT = _PROC / "sys/kernel/random/boot_id"
+_POLL = 0.05
+
+
+class Identity(NamedTuple):
+    """What no two processes share: the pid, and when it was started (in ticks of this boot)."""
+
+    pid: int
+    started: str
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether that very process still runs."""
+        return identity(self.pid) == self
+
+
+class _Stat(NamedTuple):
+    state: str
+    session: int
+    started: str
+
+
+def identity(pid: int) -> Identity | None:
+    """Return who has this pid now; None when nobody has, or only a zombie."""
+    stat = _stat(pid)
+    return Identity(pid, f"{_boot()}/{stat.started}") if stat and stat.state != "Z" else None
+
+
+def members(session: int) -> list[int]:
+    """Return the processes of a session, zombies left out."""
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    return [pid for pid in pids if (stat := _stat(pid)) and stat.session == session and stat.state != "Z"]
+
+
+def send(signum: signal.Signals, pids: list[int]) -> None:
+    """Send a signal to those that are still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def end_session(session: int, grace: float) -> None:
+    """End what is left of a session: first ask, and after `grace` seconds kill."""
+    deadline = time.monotonic() + grace
+    send(signal.SIGTERM, members(session))
+    while left := members(session):
+        if time.monotonic() > deadline:
+            send(signal.SIGKILL, left)
+        time.sleep(_POLL)
+
+
+def dies_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
+    """Return what a child does before it becomes its program, so that its parent's death sends it a signal."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def _boot() -> str:
+    """Return which boot of the machine this is, for ticks begin anew with each."""
+    return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
+
+
+def _stat(pid: int) -> _Stat | None:
+    """Read what the kernel says; the name of the program, in brackets, may hold anything."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return _Stat(state=fields[0], session=int(fields[3]), started=fields[19])
