@@ -28,12 +28,12 @@ demo: $(READY) ## Show a pipeline survive crashes, from nothing, on this machine
 	@echo '→ demo'
 	@$(BIN)/twophase demo $(ARGS)
 
-up: $(READY) ## Start PostgreSQL on this machine
-	@echo '→ starting PostgreSQL'
+up: $(READY) ## Start PostgreSQL and Airflow on this machine
+	@echo '→ starting PostgreSQL and Airflow'
 	@$(BIN)/twophase up $(ARGS)
 
 down: $(READY) ## Stop what `make up` started
-	@echo '→ stopping PostgreSQL'
+	@echo '→ stopping PostgreSQL and Airflow'
 	@$(BIN)/twophase down $(ARGS)
 
 test: $(READY) ## Run the tests, all but the slow ones

@@ -181,7 +181,7 @@ def test_no_command_prints_a_password(home: Path, dsn: str) -> None:
         ["verify", "words"],
         ["status"],
         ["db", "upgrade"],
-        ["up"],
+        ["up", "--no-airflow"],
     )
 
     assert len(secret) > 10
@@ -579,7 +579,7 @@ def test_status_reports_a_database_out_of_reach(home: Path, monkeypatch: pytest.
 
 
 def test_up_with_a_database_of_ones_own_starts_nothing(home: Path) -> None:
-    result = twophase("up")
+    result = twophase("up", "--no-airflow")
 
     assert result.stdout.startswith("not needed: the committer database is postgresql://twophase@127.0.0.1:")
     assert not (home / "postgres").exists()
@@ -590,7 +590,7 @@ def test_the_embedded_database_comes_up_and_goes_down(monkeypatch: pytest.Monkey
     monkeypatch.delenv("TWOPHASE_DSN", raising=False)
     monkeypatch.setenv("TWOPHASE_HOME", str(folder))
     try:
-        up = twophase("up")
+        up = twophase("up", "--no-airflow")
         status = listed("status")
         assert re.fullmatch(r"running at postgresql://twophase@127\.0\.0\.1:\d+/twophase\n", up.stdout), up.output
         assert status["running"]

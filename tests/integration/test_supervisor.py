@@ -249,3 +249,15 @@ def test_logs_are_closed_to_others_and_put_aside_when_long(tmp_path: Path, monke
     assert path.with_name("one.log.1").read_bytes() == b"first"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_proc_a_session_is_found_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "none")
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        who = processes.identity(process.pid)
+        found = processes.members(process.pid)
+        process.kill()
+
+    assert who is not None
+    assert found == [process.pid]
+    assert not who.alive

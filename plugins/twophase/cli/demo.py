@@ -86,7 +86,7 @@ def demo() -> None:
         f"{time.monotonic() - started:.0f} s in all. Everything is still in {folder}:", style="dim", soft_wrap=True
     )
     say.print(f"  export TWOPHASE_HOME={shlex.quote(str(folder))}", style="dim", soft_wrap=True)
-    say.print(f"  twophase up && twophase show {PIPELINE} 1; twophase down", style="dim", soft_wrap=True)
+    say.print(f"  twophase up --no-airflow && twophase show {PIPELINE} 1; twophase down", style="dim", soft_wrap=True)
     if not holds:
         raise typer.Exit(1)
 

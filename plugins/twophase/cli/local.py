@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from twophase.local.resolver import Committer
-    from twophase.local.stack import Part, Stack
+    from twophase.local.stack import Part
 
 
 def add_to(app: typer.Typer) -> None:
@@ -103,14 +103,14 @@ def _greet(url: str) -> None:
     from twophase.core import settings
     from twophase.local import airflow
 
-    facts = {
+    shown = {
         "airflow": url,
         "user": airflow.ADMIN,
         "password": airflow.passwords().get(airflow.ADMIN, "as your auth manager has it"),
         "dags": settings.dags() if settings.dags().is_dir() else f"none at {settings.dags()}; set TWOPHASE_DAGS",
         "logs": airflow.logs(),
     }
-    for name, value in facts.items():
+    for name, value in shown.items():
         say(f"{name:<9} {value}")
 
 
@@ -124,41 +124,53 @@ def down() -> None:
 
 def status(*, as_json: Json = False) -> None:
     """Say what runs here, which committer database is used, and which version its record has."""
+    from twophase.local import airflow as settled
     from twophase.local import stack
 
     airflow = stack.describe()
-    found = {**_embedded(), **_committer(), "airflow": airflow}
+    found = {**_embedded(), **_committer(), "airflow": airflow, "logs": str(settled.logs())}
     found["versions"] = _versions(found["version"])
     if as_json:
         print_json(found)
         return
+    _show(_facts(found))
+    if airflow:
+        _show_components(airflow["components"])
+
+
+def _facts(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what is told one line each, in the words of people."""
     from rich.text import Text
 
-    version = found["record_version"]
-    if found["committer"] and version != found["expected_version"] and not found["problem"]:
-        version = f"{version or 'none'}, expected {found['expected_version']}: run `twophase db upgrade`"
+    record = found["record_version"]
+    if found["committer"] and record != found["expected_version"] and not found["problem"]:
+        record = f"{record or 'none'}, expected {found['expected_version']}: run `twophase db upgrade`"
     running = "running" if found["running"] else "not running" if found["version"] else "not installed"
-    facts = {
+    airflow, versions = found["airflow"], found["versions"]
+    without = Text("not running" if versions["airflow"] else "not installed", style="yellow")
+    return {
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "airflow": airflow["url"] if airflow else without,
         "embedded postgres": Text(running, style="green" if found["running"] else "yellow"),
         "port": found["port"],
-        "version": found["version"],
         "data folder": found["data"],
         "committer database": found["committer"],
         "named by": found["origin"],
-        "record version": version,
+        "record version": record,
+        "logs": found["logs"],
         "problem": found["problem"],
     }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.text import Text
+
     for name, value in facts.items():
         if value is not None:
             say(Text.assemble((f"{name:<18}  ", "dim"), value if isinstance(value, Text) else str(value)))
-    _show_airflow(airflow)
 
 
-def _show_airflow(found: Stack | None) -> None:
-    if found is None:
-        say(f"{'airflow':<18}  not running")
-        return
-    say(f"{'airflow':<18}  {found['url']}")
+def _show_components(parts: list[Part]) -> None:
     rows: list[Sequence[str | Text]] = [
         [
             part["name"],
@@ -166,11 +178,10 @@ def _show_airflow(found: Stack | None) -> None:
             str(part["pid"] or ""),
             moment(datetime.fromisoformat(part["since"]) if part["since"] else None),
             str(part["restarts"]),
-            part["log"],
         ]
-        for part in found["components"]
+        for part in parts
     ]
-    table(["component", "health", "pid", "since", "restarts", "log"], rows, right=["pid", "restarts"])
+    table(["component", "health", "pid", "since", "restarts"], rows, right=["pid", "restarts"])
 
 
 def _versions(postgres: str | None) -> dict[str, str | None]:

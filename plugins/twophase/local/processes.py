@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -48,8 +49,12 @@ def identity(pid: int) -> Identity | None:
 
 def members(session: int) -> list[int]:
     """Return the processes of a session, zombies left out."""
-    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
-    return [pid for pid in pids if (stat := _stat(pid)) and stat.session == session and stat.state != "Z"]
+    if _PROC.exists():
+        pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+        stats = {pid: stat for pid in pids if (stat := _stat(pid))}
+    else:
+        stats = _ps("-A")
+    return [pid for pid, stat in stats.items() if stat.session == session and stat.state != "Z"]
 
 
 def send(signum: signal.Signals, pids: list[int]) -> None:
@@ -90,9 +95,19 @@ def _boot() -> str:
 
 def _stat(pid: int) -> _Stat | None:
     """Read what the kernel says; the name of the program, in brackets, may hold anything."""
+    if not _PROC.exists():
+        return _ps("-p", str(pid)).get(pid)
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
     return _Stat(state=fields[0], session=int(fields[3]), started=fields[19])
+
+
+def _ps(*which: str) -> dict[int, _Stat]:
+    """Ask `ps` where there is no /proc; a process group then stands for the session."""
+    command = ["/bin/ps", *which, "-o", "pid=,stat=,pgid=,lstart="]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
+    return {int(pid): _Stat(state[0], int(group), started) for pid, state, group, started in rows}
