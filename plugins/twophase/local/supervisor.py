@@ -192,7 +192,7 @@ class Supervisor:
     def _catch_signals(self) -> int:
         """Let signals wake the loop: the ones that mean stop, and the death of a child."""
         readable, writable = os.pipe()
-        os.set_blocking(writable, False)  # noqa: FBT003 - positional only
+        os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._told_to_stop)
