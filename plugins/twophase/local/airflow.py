@@ -195,6 +195,9 @@ class Database:
     def start(self) -> None:
         """Start the server and make the database ready; if its address has changed, its users are started again."""
         postgres.ensure()
+        link = logs() / f"{self.name}.log"
+        if not link.is_symlink():
+            link.symlink_to(settings.home() / "postgres" / "log")
         address = prepare_database()
         place = _secret("database_url")
         if not place.exists() or place.read_text(encoding="utf-8") != address:
