@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -216,8 +217,8 @@ def test_six_processes_upgrading_at_once_migrate_it_once(empty: str, engine: Eng
     """All of them have seen the empty database before the first one may go on."""
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": versions.LOCK})
-        command = [sys.executable, "-c", FORKS, empty, str(PROCESSES)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        forking = [sys.executable, "-c", FORKS, empty, str(PROCESSES)]
+        with subprocess.Popen(forking, stdout=subprocess.PIPE, text=True) as started:
             deadline = time.monotonic() + 60
             while waiting(connection) < PROCESSES and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -241,6 +242,31 @@ def test_who_waited_for_another_sees_what_it_did(engine: Engine) -> None:
         versions.upgrade(engine)
 
         assert (before, versions.current(connection)) == (None, versions.HEAD)
+
+
+def test_dags_of_the_runs_before_are_linked_to_their_pipelines(engine: Engine) -> None:
+    """Who could run a pipeline before 0003 sees it after; what was run without Airflow belongs to no DAG."""
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        config = versions.alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        connection.execute(text("INSERT INTO twophase.pipeline (name, declaration) VALUES ('orders', '{}')"))
+        for number, dag_id in enumerate(("nightly", "nightly", None), 1):
+            values = {"id": number, "dag_id": dag_id}
+            checkpoint = (
+                "INSERT INTO twophase.checkpoint (pipeline, checkpoint_id, inputs) VALUES ('orders', :id, '{}')"
+            )
+            revision = """INSERT INTO twophase.revision (pipeline, checkpoint_id, revision, state, dag_id, run_id)
+                VALUES ('orders', :id, 1, 'OPEN', :dag_id, 'run')"""
+            connection.execute(text(checkpoint), values)
+            connection.execute(text(revision), values)
+
+    versions.upgrade(engine)
+
+    with engine.connect() as connection:
+        links = connection.execute(text("SELECT pipeline, dag_id FROM twophase.pipeline_dag")).all()
+    assert [tuple(row) for row in links] == [("orders", "nightly")]
 
 
 # --- another version -------------------------------------------------------------------------------------------------

@@ -45,6 +45,16 @@ def register(
         connection.execute(update(t.pipeline).where(mine).values(declaration=declaration, updated_at=func.now()))
 
 
+def link(connection: Connection, pipeline: str, dag_id: str) -> None:
+    """Say that a DAG runs a pipeline, in the caller's transaction; said again it changes and locks nothing.
+
+    The pipeline must be in the record already. A link stays when the DAG is gone: its commits stay too.
+    """
+    mine = (t.pipeline_dag.c.pipeline == pipeline) & (t.pipeline_dag.c.dag_id == dag_id)
+    if connection.execute(select(t.pipeline_dag.c.dag_id).where(mine)).first() is None:
+        connection.execute(upsert(t.pipeline_dag).values(pipeline=pipeline, dag_id=dag_id).on_conflict_do_nothing())
+
+
 def _pending(connection: Connection, name: str) -> bool:
     r = t.revision.c
     query = select(r.revision).where(

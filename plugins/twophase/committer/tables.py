@@ -71,6 +71,18 @@ output = Table(
     Index("output_one_per_sink", "pipeline", "sink", unique=True),
 )
 
+#: Which DAGs run a pipeline: who may read one of them may see the pipeline's commits.
+pipeline_dag = Table(
+    "pipeline_dag",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("dag_id", Text, primary_key=True),
+    _now("linked_at"),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+    # the pipelines of one DAG, or of the DAGs that somebody may read
+    Index("pipeline_dag_by_dag", "dag_id", "pipeline"),
+)
+
 checkpoint = Table(
     "checkpoint",
     metadata,
