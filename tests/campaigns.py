@@ -14,8 +14,9 @@ from twophase import Pipeline, sinks, sources
 from twophase.backfilling import Backfill, Done, Selection
 from twophase.core.settings import data_path
 from twophase.local.opening import open_record
-from twophase.running import Runner, Stager, stager_for
+from twophase.running import Runner, stager_for
 from twophase.spark.plan import Plan
+from twophase.staging import Stager
 
 FIRST = date(2025, 1, 1)
 

@@ -225,6 +225,15 @@ class MemoryTransaction:
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         raise NotImplementedError  # nothing here has campaigns
 
+    def newest_of_run(self, pipeline: str, run: Run, checkpoint_id: int | None) -> Revision | None:
+        raise NotImplementedError  # nothing here runs under Airflow
+
+    def acknowledge(self, key: Key, run: Run) -> None:
+        raise NotImplementedError  # nothing here runs under Airflow
+
+    def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
+        raise NotImplementedError  # no job here outlives its submitter
+
     def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
         row = self._rows("checkpoint").get((pipeline, checkpoint_id))
         if row is None:

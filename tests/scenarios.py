@@ -236,15 +236,17 @@ def run_killing_the_database(nth: int, pid: int) -> None:
         committing.clear()
 
 
+#: The modules whose functions are the steps of a run.
+STEPS = {f"twophase.{module}" for module in ("core.coordinator", "core.recovery", "running", "staging")}
+
+
 def _whose() -> str:
     """Name the step that the transaction under way belongs to."""
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_name
         module = frame.f_globals.get("__name__", "")
-        if module in {"twophase.core.coordinator", "twophase.core.recovery", "twophase.running"} and name not in {
-            *("transact", "step", "<lambda>", "<dictcomp>", "<listcomp>"),
-        }:
+        if module in STEPS and name not in {"transact", "step", "<lambda>", "<dictcomp>", "<listcomp>"}:
             return name
         frame = frame.f_back
     return "opening"

@@ -6,6 +6,7 @@ that was killed goes on where it was when the same is asked for again.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,7 +17,8 @@ from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.errors import ConfigError, TwophaseError
 from twophase.core.slots import Slot, between, duration, moment
 from twophase.maintenance import load
-from twophase.running import Runner, Stager
+from twophase.running import Runner
+from twophase.staging import Stager
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,6 +44,18 @@ class Selection:
         if self.checkpoints:
             return {"checkpoints": list(self.checkpoints)}
         return {"from": self.start, "to": self.end, "every": self.every}
+
+
+def ranges(text: str) -> list[tuple[int, int]]:
+    """Read numbers of checkpoints: `17`, `17..20`, `17..20,25`; both ends of a range are included."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+        if not match or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
+            msg = f"checkpoints {text!r}: expected a number or a range such as 17..20, found {part.strip()!r}"
+            raise ConfigError(msg)
+        found.append((int(match[1]), int(match[2] or match[1])))
+    return found
 
 
 class Item(NamedTuple):

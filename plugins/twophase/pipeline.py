@@ -27,13 +27,16 @@ class Pipeline:
         name: str,
         *,
         reads: Mapping[str, Source],
-        transform: Transform,
+        transform: Transform | None = None,
         writes: Mapping[str, Sink],
         audits: Iterable[Audit] = (),
         retention: Retention | None = None,
         max_pending: int = 1,
     ) -> None:
-        """Declare a pipeline; a mistake in it is an error here, before anything is touched."""
+        """Declare a pipeline; a mistake in it is an error here, before anything is touched.
+
+        Without a transform a Spark job of one's own writes the output, submitted by Airflow's stage task.
+        """
         self.name = name
         self.reads = dict(reads)
         self.transform = transform
@@ -58,7 +61,7 @@ class Pipeline:
         if isinstance(self.transform, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.transform):
             msg = f"pipeline {self.name!r}: transform {self.transform!r}: expected `module:function`"
             raise ConfigError(msg)
-        if not isinstance(self.transform, str) and not callable(self.transform):
+        if not isinstance(self.transform, str) and not callable(self.transform) and self.transform is not None:
             msg = f"pipeline {self.name!r}: transform {self.transform!r}: expected `module:function` or a function"
             raise ConfigError(msg)
         if self.max_pending < 1:
@@ -116,7 +119,10 @@ class Pipeline:
                 there = ", ".join(self.writes)
                 msg = f"pipeline {self.name!r}: audit {audit.name}: no write {audit.on!r}, expected {there}"
                 raise ConfigError(msg)
-        for name in self.reads:
+        for name, source in self.reads.items():
+            if self.transform is None and source.quarantine() is not None:
+                msg = f"pipeline {self.name!r}: read {name!r}: a quarantine needs a transform: only our job can sift"
+                raise ConfigError(msg)
             if quarantine_of(name) in self.writes and self.reads[name].quarantine() is not None:
                 msg = f"pipeline {self.name!r}: write {quarantine_of(name)!r}: bad records of {name!r} have that name"
                 raise ConfigError(msg)
@@ -151,7 +157,7 @@ class Pipeline:
     def declaration(self) -> dict[str, Any]:
         """Return what the record keeps: enough to recover without the file that declared it."""
         transform = self.transform
-        if not isinstance(transform, str):
+        if transform is not None and not isinstance(transform, str):
             module = getattr(transform, "__module__", type(transform).__module__)
             transform = f"{module}:{getattr(transform, '__qualname__', type(transform).__qualname__)}"
         return {
@@ -213,9 +219,9 @@ def quarantine_of(read: str) -> str:
     return f"{read}_quarantine"
 
 
-def _loaded_transform(path: str) -> Transform:
+def _loaded_transform(path: str | None) -> Transform | None:
     """Keep a transform by its import path; recovery never calls it."""
-    return path if re.fullmatch(r"[\w.]+:[\w.]+", path) else _not_importable
+    return path if path is None or re.fullmatch(r"[\w.]+:[\w.]+", path) else _not_importable
 
 
 def _not_importable(*_: object) -> None:

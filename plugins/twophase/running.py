@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
-import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from twophase.auditing import audit
-from twophase.core import errors
-from twophase.core.checkpoint import Input, Json, Participant, Revision, Run
-from twophase.core.coordinator import Coordinator
+from twophase.core.checkpoint import Json, Revision, Run
+from twophase.core.coordinator import Coordinator, script_run_ended
 from twophase.core.declared import import_path
 from twophase.core.errors import (
-    AttemptFailed,
     Busy,
     ConfigError,
     Fenced,
-    ManifestMismatch,
-    NoSpace,
     NotYet,
-    SchemaChanged,
     StoreUnavailable,
 )
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
-from twophase.core.manifest import schema_changes
 from twophase.core.settings import lease_seconds, spark_jobs
 from twophase.core.slots import Slot
 from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.local.opening import open_record
 from twophase.maintenance import run_folder
-from twophase.pipeline import quarantine_of
-from twophase.spark.plan import Plan
+from twophase.staging import Stager, Staging, read_result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +35,7 @@ if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord, PostgresTransaction
     from twophase.core.ports import Transaction
     from twophase.pipeline import Pipeline, Transform
+    from twophase.spark.plan import Plan
 
 log = logging.getLogger("twophase")
 
@@ -52,14 +43,6 @@ log = logging.getLogger("twophase")
 GRACE = 0.1
 #: Seconds between two looks for input that has to come; the last one goes on.
 POLLS = (1.0, 2.0, 5.0, 10.0, 30.0)
-
-
-class Stager(Protocol):
-    """How an attempt's Spark work is done: in this process, or by a submission."""
-
-    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
-        """Stage every write of a plan; return each manifest's summary. Stop when `lost` says that another took over."""
-        ...
 
 
 def run(
@@ -92,7 +75,10 @@ def stager_for(
     if spark is not None:
         return InProcess(spark, pipeline.transform)
     if not isinstance(pipeline.transform, str):
-        msg = f"pipeline {pipeline.name!r}: a function as transform needs `spark=`; or name it as `module:function`"
+        if pipeline.transform is None:
+            msg = f"pipeline {pipeline.name!r}: it has no transform; only the stage task of Airflow can submit its job"
+        else:
+            msg = f"pipeline {pipeline.name!r}: a function as transform needs `spark=`; or name it as `module:function`"
         raise ConfigError(msg)
     return Submitted(master or "local[*]", conf or {})
 
@@ -120,6 +106,7 @@ class Runner:
         self.record = record or open_record(dsn, may_start=True)
         enter(self.record, pipeline)
         self.coordinator = coordinator(self.record, pipeline)
+        self.staging = Staging(self.coordinator, pipeline)
 
     def __enter__(self) -> Self:
         """Hold the connection."""
@@ -181,7 +168,7 @@ class Runner:
                 return None
             if revision.state in DECIDED:
                 return self.coordinator.finish(revision.key)
-            if revision.state is State.PRECOMMITTED and self._still_staged(revision):
+            if revision.state is State.PRECOMMITTED and self.staging.still_staged(revision):
                 log.info("%s: every participant had voted yes, going on to commit", revision.key)
                 break
             try:
@@ -230,26 +217,12 @@ class Runner:
                     log.info("%s: begun, epoch %s", revision.key, revision.epoch)
                 return revision
 
-    def _still_staged(self, revision: Revision) -> bool:
-        """Look whether what was voted for is still there before it is decided upon."""
-        try:
-            for participant in self._sinks(revision):
-                self.pipeline.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
-        except ManifestMismatch as mismatch:
-            log.warning("%s; staging again", mismatch)
-            return False
-        return True
-
-    def _sinks(self, revision: Revision) -> list[Participant]:
-        participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
-        return [participant for participant in participants if participant.kind == "sink"]
-
     def _stage_and_vote(self, attempt: Revision) -> None:
         """Stage every write and vote for it; any failure aborts the revision, the input stays its checkpoint's."""
         try:
+            folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
             with Lease(self.coordinator, attempt) as lease:
-                self._stage(attempt, lease)
-                lease.check()
+                self.staging.stage(attempt, self.stager, folder, lease)
         except Fenced:
             raise  # a newer attempt owns it: touch nothing
         except BaseException as error:
@@ -261,99 +234,29 @@ class Runner:
                 error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
             raise
 
-    def _stage(self, attempt: Revision, lease: Lease) -> None:
-        participants = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch and p.vote is None]
-        plan = self._plan(attempt, participants)
-        folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
-        self._check_input(plan)
-        log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
-        staged = self.stager(plan, folder, lambda: lease.lost)
-        for participant in participants:
-            lease.check()
-            self._vote(attempt, plan, participant, staged[participant.name])
-        if attempt.state is State.OPEN:  # not when what is decided is staged again
-            found = {p.name: (p, staged[p.name]) for p in participants}
-            audit(self.coordinator, self.pipeline, attempt, found, lease.check)
-        shutil.rmtree(folder, ignore_errors=True)
 
-    def _plan(self, attempt: Revision, participants: list[Participant]) -> Plan:
-        from twophase.committer import queries
-
-        def look(tx: Transaction) -> tuple[Mapping[str, Input], dict[str, list[list[str]] | None]]:
-            found = cast("PostgresTransaction", tx)
-            inputs = found.inputs(attempt.key)
-            return inputs, {
-                write: queries.last_schema(found.connection, self.pipeline.name, write) for write in self.pipeline.sinks
-            }
-
-        inputs, schemas = self.coordinator.transact(look)
-        handles = {p.name: p.handle for p in participants}
-        quarantines = {quarantine_of(name): name for name in self.pipeline.reads}
-        return Plan(
-            pipeline=self.pipeline.name,
-            checkpoint_id=attempt.checkpoint_id,
-            revision=attempt.revision,
-            attempt=attempt.epoch,
-            slot=attempt.slot,
-            transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
-            reads={
-                name: {"source": self.pipeline.reads[name].declaration(), **fixed_input(fixed)}
-                for name, fixed in inputs.items()
-            },
-            writes={
-                name: {
-                    "sink": sink.declaration(),
-                    "handle": handles.get(name),
-                    "schema": schemas[name],
-                    "quarantine": quarantines.get(name) if name not in self.pipeline.writes else None,
-                }
-                for name, sink in self.pipeline.sinks.items()
-            },
-        )
-
-    def _check_input(self, plan: Plan) -> None:
-        for name in plan.reads:
-            self.pipeline.reads[name].check(plan.fixed(name))
-
-    def _vote(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
-        """Check what was staged against storage, and the input against what it was; then record the vote."""
-        hit("vote.before")
-        sink = self.pipeline.sinks[participant.name]
-        try:
-            self._check_input(plan)
-            check_schema(attempt, participant.name, sink.by_position(), plan, manifest["schema"])
-            sink.check(attempt.key, participant.handle, manifest)
-        except AttemptFailed as error:
-            self.coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
-            raise
-        hit("vote.checked")
-        self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
-        log.info("%s: %s pre-committed, rows %s", attempt.key, participant.name, manifest["rows"])
-
-
-def check_schema(attempt: Revision, name: str, by_position: bool, plan: Plan, schema: Any) -> None:  # noqa: ANN401, FBT001 - JSON
-    """Raise SchemaChanged unless a schema may follow the one of the checkpoint before."""
-    before = plan.writes[name]["schema"]
-    problems = schema_changes(before, schema, by_position=by_position) if before else []
-    if problems:
-        msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may be added"
-        raise SchemaChanged(msg)
-
-
-def enter(record: PostgresRecord, pipeline: Pipeline) -> None:
-    """Put a pipeline's declaration in the record, unless it cannot follow what is there."""
-    from twophase.committer.registry import register
+def enter(record: PostgresRecord, pipeline: Pipeline, *, dag_id: str | None = None) -> None:
+    """Put a pipeline's declaration in the record, unless it cannot follow what is there; and the DAG that runs it."""
+    from twophase.committer.registry import link, register
 
     outputs = {name: sink.location() for name, sink in pipeline.sinks.items()}
 
     def step(tx: Transaction) -> None:
         connection = cast("PostgresTransaction", tx).connection
         register(connection, pipeline.name, pipeline.declaration(), outputs, pipeline.changes)
+        if dag_id is not None:
+            link(connection, pipeline.name, dag_id)
 
     coordinator(record, pipeline).transact(step)
 
 
-def coordinator(record: PostgresRecord, pipeline: Pipeline) -> Coordinator:
+def coordinator(
+    record: PostgresRecord,
+    pipeline: Pipeline,
+    *,
+    approvals: Sequence[str] = (),
+    run_ended: Callable[[Run | None], bool | None] = script_run_ended,
+) -> Coordinator:
     """Return the coordinator of one pipeline."""
     return Coordinator(
         record,
@@ -361,28 +264,17 @@ def coordinator(record: PostgresRecord, pipeline: Pipeline) -> Coordinator:
         sources=pipeline.reads,
         sinks=pipeline.sinks,
         audits=list(pipeline.voters()),
+        approvals=approvals,
+        run_ended=run_ended,
         lease=lease_seconds(),
         max_pending=pipeline.max_pending,
     )
 
 
-def fixed_input(fixed: Input) -> dict[str, Any]:
-    """Return a fixed input as a plan has it."""
-    outputs = [(o.key.checkpoint_id, o.key.revision, o.attempt, o.handle, o.manifest) for o in fixed.outputs]
-    return {
-        "files": fixed.files,
-        "ranges": fixed.ranges,
-        "outputs": outputs,
-        "upstream": fixed.upstream,
-        "upstream_pipeline": fixed.outputs[0].key.pipeline if fixed.outputs else None,
-        "unversioned": fixed.unversioned,
-    }
-
-
 class InProcess:
     """Stages in this process, in the caller's Spark session."""
 
-    def __init__(self, spark: SparkSession, transform: Transform) -> None:
+    def __init__(self, spark: SparkSession, transform: Transform | None) -> None:
         """Use a session; the transform may be any function."""
         self.spark = spark
         self.transform = transform
@@ -391,6 +283,9 @@ class InProcess:
         """Stage every write of a plan."""
         from twophase.spark.stage import stage
 
+        if self.transform is None:
+            msg = f"pipeline {plan.pipeline!r}: it has no transform; only the stage task of Airflow can submit its job"
+            raise ConfigError(msg)
         hit("submit.before")
         transform = self._import(self.transform) if isinstance(self.transform, str) else self.transform
         hit("submit.planned")
@@ -433,22 +328,3 @@ class Submitted:
             submission.kill()
             raise
         return read_result(plan, paths[1], paths[2], code)
-
-
-def read_result(plan: Plan, result: Path, logged: Path, code: int) -> Mapping[str, Json]:
-    """Return what a submission staged, or raise what it failed with."""
-    where = f"checkpoint {plan.key}: attempt {plan.attempt}"
-    if not result.exists():
-        msg = f"{where}: Spark ended with code {code} and no result; its log is {logged}"
-        raise AttemptFailed(msg)
-    found = json.loads(result.read_bytes())
-    if found["status"] == "staged":
-        writes: Mapping[str, Json] = found["writes"]
-        return writes
-    kind = getattr(errors, found["type"], AttemptFailed)
-    if not (isinstance(kind, type) and issubclass(kind, errors.TwophaseError)):
-        kind = AttemptFailed
-    if "No space left on device" in found["error"]:
-        kind = NoSpace
-    msg = f"{where}: {found['error']}; the log is {logged}"
-    raise kind(msg)

@@ -30,7 +30,8 @@ from twophase.core.errors import (
 )
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import Runner, Stager
+from twophase.running import Runner
+from twophase.staging import Stager
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

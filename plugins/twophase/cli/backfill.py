@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +9,14 @@ import typer
 
 from twophase.cli.output import Json, complain, listing, print_json, progress, say
 from twophase.cli.run import columns
+from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from twophase.backfilling import Backfill, Done
     from twophase.pipeline import Pipeline
-    from twophase.running import Stager
+    from twophase.staging import Stager
 
 RESULT = (
     ("pipeline", "pipeline"),
@@ -38,11 +38,14 @@ def add_to(app: typer.Typer) -> None:
 def _range(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
-    if not match or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
+    from twophase.backfilling import ranges
+
+    try:
+        (found,) = ranges(text)
+    except (ConfigError, ValueError):
         msg = f"expected a number or a range such as 17..20, found {text!r}"
-        raise typer.BadParameter(msg)
-    return int(match[1]), int(match[2] or match[1])
+        raise typer.BadParameter(msg) from None
+    return found
 
 
 def backfill(  # noqa: PLR0913 - what a person may ask for

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, func, select, text, tuple_
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
-from twophase.core.states import State
+from twophase.core.states import LIVE, State
 
 r = t.revision.c
 
@@ -159,6 +159,12 @@ def declaration(connection: Connection, pipeline: str) -> dict[str, Any]:
 def names(connection: Connection) -> list[str]:
     """Return the names of all pipelines."""
     return list(connection.execute(select(t.pipeline.c.name).order_by(t.pipeline.c.name)).scalars())
+
+
+def unfinished(connection: Connection) -> list[str]:
+    """Return the names of the pipelines that recovery has to look at."""
+    waiting = select(r.pipeline).where(r.state.in_(LIVE | {State.ABORTING})).distinct().order_by(r.pipeline)
+    return list(connection.execute(waiting).scalars())
 
 
 def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | None = None) -> Iterator[Promoted]:

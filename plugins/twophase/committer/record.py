@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalE
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
-from twophase.core.checkpoint import Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Json, Key, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
@@ -157,6 +157,8 @@ def to_revision(row: Row[Any]) -> Revision:
         created_at=row.created_at,
         committed_at=row.committed_at,
         swept=row.swept_at is not None,
+        acknowledged=row.acknowledged_at is not None,
+        job=row.job,
     )
 
 
@@ -252,6 +254,15 @@ class PostgresTransaction(Inputs):
         """Return the revision of a checkpoint with the highest number."""
         mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
         return self._one(f"{pipeline}/{checkpoint_id}", REVISION.where(mine).order_by(r.revision.desc()).limit(1))
+
+    def newest_of_run(self, pipeline: str, run: Run, checkpoint_id: int | None) -> Revision | None:
+        """Return the newest revision that an Airflow run worked on, of one checkpoint or of any."""
+        mine = (r.dag_id == run.dag_id) & (r.run_id == run.run_id) & (r.pipeline == pipeline)
+        if checkpoint_id is not None:
+            mine &= r.checkpoint_id == checkpoint_id
+        newest = REVISION.where(mine).order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(1)
+        row = self.connection.execute(newest).first()
+        return to_revision(row) if row else None
 
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         """Return the newest decided revision whose run is one of a campaign."""
@@ -371,6 +382,22 @@ class PostgresTransaction(Inputs):
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE)
         renewed = self.connection.execute(update(t.revision).where(here).values(lease_until=_lease_until(lease)))
         if not renewed.rowcount and (found := self.revision(key)).epoch != epoch:
+            msg = f"checkpoint {key}: expected epoch {epoch}, found {found.epoch}; a newer attempt owns it"
+            raise Fenced(msg)
+
+    def acknowledge(self, key: Key, run: Run) -> None:
+        """Note that its own run saw a revision committed; another run's, or a second time, changes nothing."""
+        own = (r.dag_id == run.dag_id) & (r.run_id == run.run_id)
+        here = is_this(key) & own & r.committed_at.is_not(None) & r.acknowledged_at.is_(None)
+        seen = update(t.revision).where(here).values(acknowledged_at=func.clock_timestamp()).returning(r.epoch)
+        if (epoch := self.connection.execute(seen).scalar()) is not None:
+            self._event(key, epoch, "acknowledged", why=f"by run {run}")
+
+    def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
+        """Keep what finds the Spark job of an attempt again."""
+        here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE)
+        if not self.connection.execute(update(t.revision).where(here).values(job=dict(job))).rowcount:
+            found = self.revision(key)
             msg = f"checkpoint {key}: expected epoch {epoch}, found {found.epoch}; a newer attempt owns it"
             raise Fenced(msg)
 

@@ -168,6 +168,8 @@ revision = Table(
     Column("inputs", JSONB),
     #: When retention took its output away; only of a superseded one.
     _time("swept_at"),
+    #: What finds the Spark job of an attempt again that outlives its submitter.
+    Column("job", JSONB),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",

@@ -102,6 +102,10 @@ class Revision:
     committed_at: datetime | None = None
     #: Whether retention took its output away.
     swept: bool = False
+    #: Whether its own run saw it committed: clearing such a run asks for another revision.
+    acknowledged: bool = False
+    #: The Spark job of an attempt that outlives its submitter: whose attempt, its id, where its plan is.
+    job: Json | None = None
 
     @property
     def checkpoint_id(self) -> int:

@@ -63,6 +63,7 @@ class Coordinator:
         sources: Mapping[str, Source],
         sinks: Mapping[str, Sink],
         audits: Sequence[str] = (),
+        approvals: Sequence[str] = (),
         lease: float = 30.0,
         max_pending: int = 1,
         run_ended: Callable[[Run | None], bool | None] = script_run_ended,
@@ -74,6 +75,7 @@ class Coordinator:
         self.sources = sources
         self.sinks = sinks
         self.audits = audits
+        self.approvals = approvals
         self.lease = lease
         self.max_pending = max_pending
         self.run_ended = run_ended
@@ -91,6 +93,21 @@ class Coordinator:
     def replace(self, run: Run, checkpoint_id: int, *, kind: str = "backfill", campaign: str | None = None) -> Revision:
         """Take the next revision of a committed checkpoint; the committed one stands until this one is promoted."""
         return Taking(self, run, kind).replace(checkpoint_id, campaign)
+
+    def take(
+        self,
+        run: Run,
+        *,
+        slot: str | None = None,
+        checkpoint_id: int | None = None,
+        kind: str = "regular",
+        reprocess: bool = False,
+    ) -> Revision | None:
+        """Take what an Airflow run has to work on, or find again what it worked on; None when there is no new input.
+
+        With `checkpoint_id` or `reprocess` what is committed gets another revision.
+        """
+        return Taking(self, run, kind).take(slot, checkpoint_id, reprocess=reprocess)
 
     # --- attempt and votes -------------------------------------------------------------------------------------------
 
@@ -111,7 +128,8 @@ class Coordinator:
                 places = self._places(tx, revision.key, epoch, token)
                 sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
                 audits = [Participant(name, "audit", epoch) for name in self.audits]
-                tx.replace_participants(revision.key, [*sinks, *audits])
+                approvals = [Participant(name, "approval", epoch) for name in self.approvals]
+                tx.replace_participants(revision.key, [*sinks, *audits, *approvals])
             return tx.revision(revision.key)
 
         opened = self.transact(step)
@@ -162,6 +180,10 @@ class Coordinator:
         state = self.transact(step)
         hit("vote.after")
         return state
+
+    def rest(self, revision: Revision) -> None:
+        """Give up the lease of a revision that now waits for another task of its run."""
+        self.transact(lambda tx: tx.renew(revision.key, epoch=revision.epoch, lease=None))
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
@@ -426,6 +448,10 @@ class Coordinator:
                 source.settle(checkpoint_id, files)
                 self.transact(partial(_settle, self.pipeline, name, checkpoint_id))
                 hit("settle.after")
+
+    def acknowledge(self, revision: Revision, run: Run) -> None:
+        """Note that the run whose revision it is has seen it committed."""
+        self.transact(lambda tx: tx.acknowledge(revision.key, run))
 
     # --- the store ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Safety never rests on it. A process that loses its lease is not stopped by that,
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from twophase.core.errors import Fenced, StoreUnavailable
@@ -23,11 +24,14 @@ BEATS = 3
 class Lease:
     """Renews a revision's lease in the background, and says when a newer attempt has taken over."""
 
-    def __init__(self, coordinator: Coordinator, revision: Revision) -> None:
-        """Start renewing when entered."""
+    def __init__(
+        self, coordinator: Coordinator, revision: Revision, on_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start renewing when entered; `on_lost` is called when a newer attempt has taken over."""
         self._coordinator = coordinator
         self._revision = revision
         self._stop = threading.Event()
+        self._on_lost = on_lost
         self._fenced: Fenced | None = None
         self._thread = threading.Thread(target=self._beat, name=f"lease {revision.key}", daemon=True)
 
@@ -51,6 +55,7 @@ class Lease:
                 continue  # the next beat tries again; if none gets through, another process may take over
             except Fenced as error:
                 self._fenced = error
+                self._on_lost()
                 return
 
     def __enter__(self) -> Self:

@@ -165,6 +165,10 @@ class Transaction(Protocol):
         """Return the revision of a checkpoint with the highest number; ConfigError if there is none."""
         ...
 
+    def newest_of_run(self, pipeline: str, run: Run, checkpoint_id: int | None) -> Revision | None:
+        """Return the newest revision that an Airflow run worked on, of one checkpoint or of any."""
+        ...
+
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         """Return the newest decided revision whose run is one of a campaign."""
         ...
@@ -214,6 +218,14 @@ class Transaction(Protocol):
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
         """Extend the lease on the record's clock (None: give it up)."""
+        ...
+
+    def acknowledge(self, key: Key, run: Run) -> None:
+        """Note that its own run saw a revision committed; another run's, or a second time, changes nothing."""
+        ...
+
+    def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
+        """Keep what finds the Spark job of an attempt again."""
         ...
 
     def park(self, key: Key, reason: str) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -93,11 +93,13 @@ def observe(coordinator: Coordinator, revision: Revision) -> Observed:
     return Observed(lost=lost)
 
 
-def recover(coordinator: Coordinator, *, decided_only: bool = False) -> list[tuple[Revision, Decision]]:
+def recover(
+    coordinator: Coordinator, *, decided_only: bool = False, aborting: Callable[[Revision], None] = lambda _: None
+) -> list[tuple[Revision, Decision]]:
     """Take every unfinished revision of the pipeline as far as it can go without a person; say what was decided.
 
     With `decided_only` undecided ones are left to the caller, and leases do not matter: what is decided may be carried
-    out by several at once.
+    out by several at once. `aborting` is told of each that is about to be aborted.
     """
     hit("recover.before")
     decisions: list[tuple[Revision, Decision]] = []
@@ -108,6 +110,8 @@ def recover(coordinator: Coordinator, *, decided_only: bool = False) -> list[tup
                 continue
             revision = replace(found, lease_left=None)
         decision = decide(revision, observe(coordinator, revision))
+        if isinstance(decision, RollBack):
+            aborting(revision)
         decisions.append((revision, _execute(coordinator, revision, decision)))
     coordinator.settle()
     return decisions

@@ -73,6 +73,34 @@ class Taking:
         hit("begin.after")
         return taken
 
+    def take(self, slot: str | None, checkpoint_id: int | None, *, reprocess: bool) -> Revision | None:
+        """Take what a run under Airflow has to work on; a retried or cleared run finds again what was its own.
+
+        What it had decided before is returned as it is, until the run has seen it committed: clearing a run that was
+        done asks for another revision, clearing one that only failed to see its end does not.
+        """
+        transact = self.coordinator.transact
+        mine = transact(lambda tx: tx.newest_of_run(self.pipeline, self.run, checkpoint_id))
+        if mine is None:
+            return self._first(slot, checkpoint_id, reprocess=reprocess)
+        committed = transact(lambda tx: tx.committed_revision(self.pipeline, mine.checkpoint_id))
+        if mine.state in DECIDED:
+            return self.replace(mine.checkpoint_id, None) if mine.acknowledged else mine
+        if committed is None or committed.revision == 0:
+            return self.begin(slot)
+        if mine.state not in UNDECIDED and committed.revision > mine.revision:
+            return committed  # aborted, and carried out by another run since
+        return self.replace(mine.checkpoint_id, None)
+
+    def _first(self, slot: str | None, checkpoint_id: int | None, *, reprocess: bool) -> Revision | None:
+        """Take what a run is asked for that has worked on nothing yet."""
+        if checkpoint_id is not None:
+            return self.replace(checkpoint_id, None)
+        taken = self.begin(slot)
+        if taken is not None and reprocess and taken.state in DECIDED:
+            return self.replace(taken.checkpoint_id, None)
+        return taken
+
     def _replace(
         self, tx: Transaction, checkpoint_id: int, campaign: str | None, ended: Run | None, found: Found
     ) -> Revision:

@@ -82,6 +82,16 @@ class Sink(Declared):
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
         """Write the frame to the staging place, durably; return the manifest's summary. Runs in the Spark driver."""
 
+    def staging_path(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - for sinks that can
+        """Return where a Spark job of the user's own writes what `inspect` then looks at."""
+        msg = f"{type(self).__name__} {self.location()}: it is written by a transform, not by a job of one's own"
+        raise ConfigError(msg)
+
+    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ARG002 - for sinks that can
+        """Make durable what such a job wrote; return the manifest's summary. Runs in the submitter."""
+        msg = f"{type(self).__name__} {self.location()}: it is written by a transform, not by a job of one's own"
+        raise ConfigError(msg)
+
     @abstractmethod
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Raise ManifestMismatch unless storage holds all that the manifest says."""

@@ -269,6 +269,32 @@ class Files(Sink):
         hit("stage.marked")
         return manifest.summary(checksum)
 
+    def staging_path(self, key: Key, handle: Json) -> str:
+        """Return the staging folder: the output path of a job that knows nothing of us."""
+        return str(Place(key, handle).staged)
+
+    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+        """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
+        place = Place(key, handle)
+        if not place.staged.is_dir():
+            msg = (
+                f"checkpoint {key}: sink {sink!r}: the job ended well and wrote nothing to {place.staged}; pass it"
+                f" {{{{ staging('{sink}') }}}} as its output path"
+            )
+            raise ManifestMismatch(msg)
+        mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == (key[2], attempt)]
+        if mine:  # sealed before by a task that died since
+            return manifests.load(place, attempt, mine[0].digest).summary(mine[0].digest)
+        found = adopting.describe(place.staged, self.format, self.options)
+        columns = adopting.schema(place.staged, found, self.format)
+        there = {column.name for column in columns}
+        given = tuple(Column(name, "string") for name in self.partition_by if columns and name not in there)
+        for name in self._given_names():
+            if name in there:
+                msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named {name!r}: the folder's is"
+                raise ConfigError(msg)
+        return self.seal(key, attempt, sink, handle, (*columns, *given))
+
     def _name_files(self, folder: Path, prefix: str) -> None:
         """Remove what is not data, and put revision and attempt into the names that lack them.
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.declared import Declared
+from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Input, InputFile
@@ -61,6 +62,11 @@ class Source(Declared):
     @abstractmethod
     def read(self, spark: Any, fixed: Input, slot: str | None = None) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return the fixed input as a DataFrame. Runs in the Spark driver."""
+
+    def paths(self, fixed: Input) -> list[str]:  # noqa: ARG002 - for sources that can
+        """Return the files of a fixed input in full, for a Spark job that reads them by itself."""
+        msg = f"{type(self).__name__}: its input is no list of files; give the pipeline a transform"
+        raise ConfigError(msg)
 
     def quarantine(self) -> Sink | None:
         """Return the table that bad records go to, written under the same checkpoint; None: there is none."""

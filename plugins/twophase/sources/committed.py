@@ -81,6 +81,10 @@ class Committed(Source):
             raise ConfigError(msg)
         return sink
 
+    def paths(self, fixed: Input) -> list[str]:
+        """Return the files of these revisions, wherever they lie by now."""
+        return [path for output in fixed.outputs for path in self._files(fixed).files(output)]
+
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - see discover
         """Return a frame over just these revisions, wherever they lie by now."""
         if not fixed.outputs:

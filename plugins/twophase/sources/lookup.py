@@ -72,6 +72,10 @@ class Lookup(FileFormat):
             msg = f"{self.who}: expected a file or folder {self.table}, found nothing; put it back and run again"
             raise InputChanged(msg)
 
+    def paths(self, fixed: Input) -> list[str]:  # noqa: ARG002 - nothing is fixed
+        """Return the table's folder."""
+        return [str(self.table)]
+
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - nothing is fixed
         """Return the whole table."""
         return self.load_files(spark, [self.table.as_posix()])

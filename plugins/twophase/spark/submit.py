@@ -130,7 +130,7 @@ class SparkSubmit:
         command = [*start, "--master", master]
         for name, value in settled.items():
             command += ["--conf", f"{name}={value}"]
-        if shipped := [*map(str, py_files), *map(str, _jobs())]:
+        if shipped := [*map(str, py_files), *map(str, jobs())]:
             command += ["--py-files", ",".join(shipped)]
         command += [str(MAIN), str(plan_path), str(result_path)]
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class SparkSubmit:
                 stderr=subprocess.STDOUT,
                 env=child_environment(os.environ, python, spark_home, java),
                 start_new_session=True,
-                preexec_fn=_die_with_submitter(),  # noqa: PLW1509 - one system call, prepared before the fork
+                preexec_fn=die_with_submitter(),  # noqa: PLW1509 - one system call, prepared before the fork
             )
         return ChildProcess(process, log_path)
 
@@ -151,12 +151,13 @@ def _local_defaults() -> dict[str, str]:
     return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 
 
-def _jobs() -> Iterable[Path]:
+def jobs() -> Iterable[Path]:
+    """Return the users' transforms, which are shipped with every submission."""
     folder = settings.spark_jobs()
     return sorted(folder.glob("*.py")) if folder.is_dir() else []
 
 
-def _die_with_submitter() -> Callable[[], None] | None:
+def die_with_submitter() -> Callable[[], None] | None:
     """Return what the child does before it becomes spark-submit; Linux only."""
     if sys.platform != "linux":
         return None

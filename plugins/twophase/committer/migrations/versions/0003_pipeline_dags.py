@@ -1,4 +1,4 @@
-"""Airflow: which DAGs run a pipeline. Who may read one of them may see the pipeline's commits."""
+"""Airflow: which DAGs run a pipeline (who may read one of them may see its commits), and jobs that outlive tasks."""
 
 from alembic import op
 
@@ -6,6 +6,8 @@ revision = "0003"
 down_revision = "0002"
 
 TABLES = """
+ALTER TABLE twophase.revision ADD COLUMN job jsonb;
+
 CREATE TABLE twophase.pipeline_dag (
     pipeline text NOT NULL CONSTRAINT pipeline_dag_pipeline_fkey REFERENCES twophase.pipeline (name),
     dag_id text NOT NULL,
@@ -20,5 +22,5 @@ INSERT INTO twophase.pipeline_dag (pipeline, dag_id)
 
 
 def upgrade() -> None:
-    """Add the links, those of the runs so far included."""
+    """Add the column and the links, those of the runs so far included."""
     op.get_bind().exec_driver_sql(TABLES)
