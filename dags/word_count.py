@@ -1,6 +1,7 @@
-"""Count the words that land as JSON; run it with `twophase run dags/word_count.py`."""
+"""Count the words that land as JSON; also `twophase run dags/word_count.py`, without Airflow."""
 
 from twophase import Pipeline, sinks, sources
+from twophase.airflow import TwophaseDag
 
 word_count = Pipeline(
     "word_count",
@@ -8,3 +9,5 @@ word_count = Pipeline(
     transform="word_count:transform",
     writes={"lake": sinks.Files("lake/word_count")},
 )
+
+dag = TwophaseDag(word_count, schedule="*/5 * * * *", tags=["example"])

@@ -1,0 +1,55 @@
+"""Twophase under Airflow: a pipeline as a DAG or a task group, and the operators they are made of.
+
+Names are loaded when they are first asked for, so that a DAG file imports what it uses and no more.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase.airflow.assets import asset
+    from twophase.airflow.dag import TwophaseDag, TwophaseTaskGroup
+    from twophase.airflow.maintenance import maintenance_dags
+    from twophase.airflow.operators import (
+        AbortOperator,
+        ApproveOperator,
+        CommitOperator,
+        RecoverOperator,
+        SweepOperator,
+    )
+    from twophase.airflow.stage import StageOperator
+
+__all__ = [
+    "AbortOperator",
+    "ApproveOperator",
+    "CommitOperator",
+    "RecoverOperator",
+    "StageOperator",
+    "SweepOperator",
+    "TwophaseDag",
+    "TwophaseTaskGroup",
+    "asset",
+    "maintenance_dags",
+]
+
+_HOMES = {
+    "AbortOperator": "operators",
+    "ApproveOperator": "operators",
+    "CommitOperator": "operators",
+    "RecoverOperator": "operators",
+    "StageOperator": "stage",
+    "SweepOperator": "operators",
+    "TwophaseDag": "dag",
+    "TwophaseTaskGroup": "dag",
+    "asset": "assets",
+    "maintenance_dags": "maintenance",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"twophase.airflow.{_HOMES[name]}"), name)
+    msg = f"module 'twophase.airflow' has no attribute {name!r}"
+    raise AttributeError(msg)

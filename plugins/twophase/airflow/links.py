@@ -1,0 +1,26 @@
+"""From a task to its checkpoint in the commit table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+from airflow.sdk import BaseOperatorLink
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+    from twophase.core.checkpoint import Key
+
+
+@attrs.define()
+class CheckpointLink(BaseOperatorLink):
+    """A button on the task that opens its checkpoint."""
+
+    name = "Checkpoint"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
+        """Return the page of what the task worked on; of none if it worked on nothing."""
+        key: Key | None = getattr(operator, "worked_on", None)
+        return f"/twophase/pipelines/{key.pipeline}/checkpoints/{key.checkpoint_id}" if key else ""

@@ -1,0 +1,317 @@
+"""The tasks after staging, and those that look after all pipelines. Each needs the record alone, not the DAG's file.
+
+Which revision a run works on is what its stage task returned; which one it may abort is what the record has under its
+run. So a task that was marked as a success without having run has nothing to pass on, and nothing is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import AssetAlias, BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from twophase.airflow import tasks
+from twophase.airflow.assets import asset, event
+from twophase.airflow.links import CheckpointLink
+from twophase.airflow.staging import APPROVAL
+from twophase.core.checkpoint import Key, Revision, Run
+from twophase.core.declared import import_path
+from twophase.core.errors import ConfigError, Fenced, TwophaseError
+from twophase.core.lease import Lease
+from twophase.core.states import DECIDED, UNDECIDED, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+    from twophase.committer.record import PostgresRecord
+    from twophase.core.coordinator import Coordinator
+    from twophase.pipeline import Pipeline
+
+log = logging.getLogger("twophase")
+
+#: Where the events of what recovery finished go: its DAG knows no pipeline by name.
+RECOVERED = AssetAlias("twophase_recovered")
+_FAILED = frozenset({"failed", "upstream_failed"})
+
+
+def staged(context: Context, task_id: str) -> Key:
+    """Return what the stage task of this run took."""
+    ti = context["ti"]
+    is_mapped = ti.map_index is not None and ti.map_index >= 0
+    found = ti.xcom_pull(task_id, map_indexes=ti.map_index) if is_mapped else ti.xcom_pull(task_id)
+    if not isinstance(found, dict):
+        msg = (
+            f"run {tasks.run_of(context)}: task {task_id} has passed nothing on: it did not run to its end (was it"
+            " marked as a success?); clear it, nothing was committed"
+        )
+        raise AirflowFailException(msg)
+    return Key(found["pipeline"], found["checkpoint_id"], found["revision"])
+
+
+def protocol_of(record: PostgresRecord, pipeline: str, context: Context) -> Coordinator:
+    """Return the coordinator of a pipeline as the record describes it: an edited DAG file changes nothing."""
+    from twophase.maintenance import load
+    from twophase.running import coordinator
+
+    return coordinator(record, load(record, pipeline), run_ended=tasks.run_ended(context))
+
+
+class CommitOperator(BaseOperator):
+    """Decides, and promotes what the stage task of the same run staged: the separate commit task."""
+
+    operator_extra_links = (CheckpointLink(),)
+
+    def __init__(self, *, pipeline: Pipeline, stage_task_id: str = "stage", **kwargs: Any) -> None:
+        """Commit what a stage task took; each of the pipeline's sinks is an outlet."""
+        super().__init__(**{"outlets": [asset(pipeline, name) for name in pipeline.writes], **kwargs})
+        self.stage_task_id = stage_task_id
+        self.worked_on: Key | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Pass the commit point, unless that is done, then promote; return the ids."""
+        run = tasks.run_of(context)
+        key = self.worked_on = staged(context, self.stage_task_id)
+        with tasks.record(context) as record:
+            protocol = protocol_of(record, key.pipeline, context)
+            revision = protocol.transact(lambda tx: tx.revision(key))
+            done = protocol.finish(key) if revision.state in DECIDED else self._commit(protocol, revision, context)
+            protocol.acknowledge(done, run)
+        log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
+        for outlet in self.outlets:
+            context["outlet_events"][outlet].extra = event(done)
+        return tasks.ids(key)
+
+    def _commit(self, protocol: Coordinator, revision: Revision, context: Context) -> Revision:
+        if revision.run != tasks.run_of(context):
+            msg = f"checkpoint {revision.key}: run {revision.run} has taken it over; nothing was committed by this one"
+            raise Fenced(msg)
+        if revision.state is not State.PRECOMMITTED:
+            why = f" ({revision.error})" if revision.error else ""
+            missing = protocol.transact(lambda tx: [p.name for p in tx.participants(revision.key) if not p.vote])
+            waits = f"; without a yes: {', '.join(missing)}" if missing and revision.state is State.OPEN else ""
+            msg = (
+                f"checkpoint {revision.key}: expected precommitted, found {revision.state.lower()}{why}{waits};"
+                " clear the stage task to stage it again"
+            )
+            raise AirflowFailException(msg)
+        with Lease(protocol, revision):
+            return protocol.commit(revision, f"the commit point, by run {revision.run}")
+
+
+class AbortOperator(BaseOperator):
+    """Cleans up at the end of a run: what it left undecided is aborted, and its Spark job killed.
+
+    As a teardown it does not count for the run's state, so it fails when it had to abort something in a run that
+    nothing else made fail: a run that was marked as a success before its commit point must not look like one.
+    """
+
+    operator_extra_links = (CheckpointLink(),)
+
+    template_fields = ("checkpoint",)
+
+    def __init__(
+        self,
+        *,
+        pipeline: Pipeline,
+        commit_task_id: str = "commit",
+        checkpoint: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Clean up after a pipeline's tasks in this run, or only what they left of one checkpoint."""
+        super().__init__(**kwargs)
+        self.checkpoint = checkpoint
+        self.pipeline_name = pipeline.name
+        self.commit_task_id = commit_task_id
+        self.worked_on: Key | None = None
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        """Abort what this run left undecided; after the commit point, or with nothing begun, change nothing (R15)."""
+        from twophase.committer import queries
+
+        run = tasks.run_of(context)
+        with tasks.record(context) as record:
+            with record.engine.connect() as connection:
+                known = self.pipeline_name in queries.names(connection)
+            left = self._left(record, context) if known else []
+            if not left:
+                log.info("%s: run %s left nothing undecided", self.pipeline_name, run)
+                return None
+            protocol = protocol_of(record, self.pipeline_name, context)
+            aborted = [self._abort(protocol, revision, run) for revision in left]
+        if State.ABORTED in aborted and not self._has_failed(context):
+            msg = f"checkpoint {self.worked_on}: aborted, since run {run} ended before its commit point; clear the run"
+            raise AirflowFailException(msg)
+        return tasks.ids(left[-1].key)
+
+    def _abort(self, protocol: Coordinator, revision: Revision, run: Run) -> State:
+        self.worked_on = revision.key
+        kill_job(revision)
+        ended = protocol.abort(revision, f"run {run} ended before the commit point")
+        log.info("%s: %s", ended.key, ended.state.lower())
+        return ended.state
+
+    def _left(self, record: PostgresRecord, context: Context) -> list[Revision]:
+        """Return what is undecided and this run's."""
+        run = tasks.run_of(context)
+        with record.transaction() as tx:
+            mine = [r for r in tx.unfinished(self.pipeline_name) if r.state in UNDECIDED and r.run == run]
+        return [r for r in mine if self.checkpoint is None or r.checkpoint_id == int(self.checkpoint)]
+
+    def _has_failed(self, context: Context) -> bool:
+        """Say whether the run is going to fail without our saying so."""
+        ti = context["ti"]
+        states = ti.get_task_states(ti.dag_id, task_ids=[self.commit_task_id], run_ids=[ti.run_id])
+        return any(state in _FAILED for of_run in states.values() for state in of_run.values())
+
+
+def kill_job(revision: Revision) -> None:
+    """Kill the Spark job of a revision that is to be aborted, where it outlives its submitter."""
+    if revision.job is None:
+        return
+    try:
+        import_path(revision.job["operator"]).kill(revision.job)
+    except (AirflowException, OSError) as error:
+        # Nothing depends on it: what it still writes is in a place of its own, which is never promoted.
+        log.warning("%s: its job %s could not be killed: %s", revision.key, revision.job["id"], error)
+
+
+class ApproveOperator(ApprovalOperator):
+    """Waits for a person's vote on what is staged; rejecting it aborts the revision."""
+
+    operator_extra_links = (CheckpointLink(),)
+
+    def __init__(self, *, pipeline: Pipeline, stage_task_id: str = "stage", **kwargs: Any) -> None:
+        """Ask for a yes or a no; nothing expires, unless `response_timeout` says so."""
+        settled = {"subject": f"Commit a checkpoint of {pipeline.name}?", "fail_on_reject": True, **kwargs}
+        super().__init__(**settled)
+        self.stage_task_id = stage_task_id
+        self.worked_on: Key | None = None
+
+    def execute(self, context: Context) -> Any:
+        """Tell what is staged and wait; what is decided or approved already needs nobody."""
+        key = self.worked_on = staged(context, self.stage_task_id)
+        with tasks.record(context) as record:
+            protocol = protocol_of(record, key.pipeline, context)
+            revision = protocol.transact(lambda tx: tx.revision(key))
+            if revision.state is not State.OPEN:
+                log.info("%s: %s, nobody has to approve it", key, revision.state.lower())
+                return None
+            participants = protocol.transact(lambda tx: tx.participants(key))
+        self.subject = f"Commit {key}?"
+        told = [
+            f"- **{p.name}**: " + (f"{p.manifest['rows']} rows" if p.kind == "sink" else p.reason or "passed")
+            for p in participants
+            if p.kind != "approval"
+        ]
+        slot = f"Slot {revision.slot}\n\n" if revision.slot else ""
+        self.body = f"{slot}Staged, invisible to readers:\n\n" + "\n".join(told)
+        return super().execute(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Record the vote, in the name of the person who gave it."""
+        key = self.worked_on = staged(context, self.stage_task_id)
+        if "error" not in event:
+            person = (event.get("responded_by_user") or {}).get("name") or "the default after the time-out"
+            yes = event["chosen_options"] == [self.APPROVE]
+            with tasks.record(context) as record:
+                protocol = protocol_of(record, key.pipeline, context)
+                revision = protocol.transact(lambda tx: tx.revision(key))
+                protocol.vote(revision, APPROVAL, yes=yes, reason=f"by {person}")
+            log.info("%s: %s by %s", key, "approved" if yes else "rejected", person)
+        return super().execute_complete(context, event)
+
+
+class SelectOperator(BaseOperator):
+    """Says which checkpoints the parameter `checkpoints` asks for; those that do not exist are an error."""
+
+    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
+        """Choose among one pipeline's checkpoints."""
+        super().__init__(**kwargs)
+        self.pipeline_name = pipeline.name
+
+    def execute(self, context: Context) -> list[int]:
+        """Return the numbers, each once, in order."""
+        from twophase.backfilling import ranges
+        from twophase.committer import backfills
+
+        wanted = str(context["params"]["checkpoints"])
+        with tasks.record(context) as record, record.engine.connect() as connection:
+            found: set[int] = set()
+            for first, last in ranges(wanted):
+                there = {number for number, _ in backfills.checkpoints(connection, self.pipeline_name, first, last)}
+                if not there:
+                    msg = f"pipeline {self.pipeline_name!r}: no checkpoint from {first} to {last}"
+                    raise ConfigError(msg)
+                found |= there
+        return sorted(found)
+
+
+class RecoverOperator(BaseOperator):
+    """Finishes what crashes left in any pipeline: promotes what is decided, aborts what no run will go on with."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Look after every pipeline in the record."""
+        super().__init__(**{"outlets": [RECOVERED], **kwargs})
+
+    def execute(self, context: Context) -> None:
+        """Recover each pipeline that has something unfinished; one that cannot be is no reason to leave the others."""
+        from twophase.committer import queries
+        from twophase.core.recovery import RollForward, recover
+
+        problems = []
+        with tasks.record(context) as record:
+            with record.engine.connect() as connection:
+                unfinished = queries.unfinished(connection)
+            for name in unfinished:
+                try:
+                    protocol = protocol_of(record, name, context)
+                    for revision, decision in recover(protocol, aborting=kill_job):
+                        if isinstance(decision, RollForward):
+                            self._tell(protocol, revision, context)
+                except (TwophaseError, OSError) as problem:
+                    log.exception("%s: left as it is", name)
+                    problems.append(f"{name}: {' '.join(str(problem).split())}")
+        if problems:
+            raise AirflowException("; ".join(problems))
+
+    def _tell(self, protocol: Coordinator, revision: Revision, context: Context) -> None:
+        """Send the events that the run which decided it could not."""
+        done = protocol.transact(lambda tx: tx.revision(revision.key))
+        if done.state in DECIDED - {State.COMMITTING}:
+            for name in protocol.sinks:
+                context["outlet_events"][RECOVERED].add(asset(done.key.pipeline, name), extra=event(done))
+
+
+class SweepOperator(BaseOperator):
+    """Removes what the record says is dead, of every pipeline."""
+
+    def __init__(self, *, dry_run: bool = False, **kwargs: Any) -> None:
+        """With `dry_run` only say what would be removed, and why."""
+        super().__init__(**kwargs)
+        self.only_tells = dry_run
+
+    def execute(self, context: Context) -> int:
+        """Sweep each pipeline; return how much was removed."""
+        from twophase.committer import queries
+        from twophase.maintenance import load, sweep
+
+        count, problems = 0, []
+        with tasks.record(context) as record:
+            with record.engine.connect() as connection:
+                names: Sequence[str] = queries.names(connection)
+            for name in names:
+                try:
+                    for removed in sweep(record, load(record, name), dry_run=self.only_tells):
+                        count += 1
+                        log.info("%s %s: %s", "would remove" if self.only_tells else "removed", *removed[2:])
+                except (TwophaseError, OSError) as problem:
+                    log.exception("%s: left as it is", name)
+                    problems.append(f"{name}: {' '.join(str(problem).split())}")
+        if problems:
+            raise AirflowException("; ".join(problems))
+        return count

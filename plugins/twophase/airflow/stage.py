@@ -1,0 +1,136 @@
+"""The stage task over spark-submit: Airflow's own SparkSubmitOperator underneath."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+from twophase.airflow.staging import Job, StagingOperator
+from twophase.spark import submit as spark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+
+    from twophase.core.checkpoint import Json
+
+
+class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
+    """Stages one checkpoint by a spark-submit.
+
+    Every argument of SparkSubmitOperator works: connection, conf, queue, deploy mode, packages. With `application` a
+    Spark job of one's own is submitted, in any language, which writes to `{{ staging('write') }}`; otherwise it is
+    ours, which calls the pipeline's transform.
+    """
+
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        *StagingOperator.template_fields_of_ours,
+    )
+
+    def __init__(self, *, application: str = "", durable: bool = True, **kwargs: Any) -> None:
+        """Stage a pipeline; with `durable` a job that outlived its task is adopted by the next try."""
+        self.application = application
+        self._adopts = durable
+        # The record remembers which job an attempt is, so that no job is taken for another attempt's.
+        super().__init__(application=application, durable=False, **kwargs)
+        self._job: Job | None = None
+
+    # --- how Spark is reached ----------------------------------------------------------------------------------------
+
+    def submit(self, job: Job, context: Context) -> None:
+        """Run a job to its end by spark-submit."""
+        own = self.application
+        self._job = job
+        try:
+            self._hook = None  # made anew: its arguments are this job's
+            self.application = job.application
+            self.application_args = job.arguments
+            for name in ("conf", "env_vars", "files", "name"):
+                setattr(self, name, job.fill(getattr(self, name)))
+            if not own:
+                self.name = f"twophase {job.key} a{job.attempt}"
+            SparkSubmitOperator.execute(self, context)
+        finally:
+            self.application = own
+
+    def submit_job(self, context: Context) -> str | None:
+        """Submit to a cluster, and keep the driver's id before anything else happens."""
+        job_id: str | None = super().submit_job(context)
+        if job_id is not None and self._job is not None:
+            self._job.keep(job_id)
+        return job_id
+
+    def adopts(self, job: Json) -> bool:
+        """Say whether a job may be adopted: it is one of ours, and the user has not forbidden it."""
+        return self._adopts and super().adopts(job)
+
+    def adopt(self, job_id: str, context: Context) -> bool:
+        """Wait for a driver on the cluster that another task submitted."""
+        status = self.get_job_status(job_id, context)
+        if self.is_job_succeeded(status):
+            return True
+        if not self.is_job_active(status):
+            self.log.info("job %s is %s, submitting another", job_id, status)
+            return False
+        self.poll_until_complete(job_id, context)
+        return True
+
+    @classmethod
+    def kill(cls, job: Json) -> None:
+        """Kill a driver through its master."""
+        hook = SparkSubmitHook(conn_id=job["conn_id"], deploy_mode="cluster")
+        hook._driver_id = job["id"]  # noqa: SLF001 - the hook knows how, but only of a driver that it submitted
+        hook.on_kill()
+
+    def kept(self) -> dict[str, Any]:
+        """Keep the connection, by which the driver can be killed."""
+        return {"conn_id": self._conn_id}
+
+    def on_kill(self) -> None:
+        """Stop what was submitted, if anything was."""
+        if self._hook is not None:
+            super().on_kill()
+
+    def _get_hook(self) -> SparkSubmitHook:
+        """Return a hook whose spark-submit holds no credentials, finds this Spark, and dies with this task."""
+        hook: SparkSubmitHook = super()._get_hook()
+        hook.__class__ = Hook
+        if self._job is not None and self._job.application == str(spark.MAIN):
+            jobs = [str(path) for path in spark.jobs()]
+            hook._py_files = ",".join(filter(None, [hook._py_files, *jobs])) or None  # noqa: SLF001 - no setter
+        return hook
+
+
+class Hook(SparkSubmitHook):
+    """Airflow's hook, with a child that has none of Airflow's secrets in its environment."""
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """Run spark-submit; the child is killed when this thread ends, however that ends."""
+        self._child = self._environment()
+        submitted: str | None = super().submit(
+            application, **kwargs, env=self._child, preexec_fn=spark.die_with_submitter()
+        )
+        return submitted
+
+    def _environment(self) -> dict[str, str]:
+        python = os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
+        java, _ = spark.find_java(python)
+        environment = spark.child_environment(os.environ, python, spark.find_spark_home(python), java)
+        # behind whatever spark-submit the worker has been given: the one that was installed with us
+        environment["PATH"] = os.pathsep.join(filter(None, [environment.get("PATH"), str(Path(sys.executable).parent)]))
+        return environment
+
+    def _build_spark_common_args(self) -> list[str]:
+        """Put `env_vars` into the child's environment, which would otherwise become a copy of this one."""
+        arguments: list[str] = super()._build_spark_common_args()
+        if self._env:
+            self._child.update({name: str(value) for name, value in self._env.items()})
+            self._env = None
+        return arguments

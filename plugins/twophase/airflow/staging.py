@@ -1,0 +1,301 @@
+"""The stage task, whatever way Spark is reached: begin, one attempt, audits, votes.
+
+An attempt is one submission. A way to reach Spark is three methods: `submit` runs a job to its end, `adopt` goes on
+waiting for one that outlived the task which submitted it, `kill` stops one from any process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
+
+from twophase.airflow import tasks
+from twophase.airflow.links import CheckpointLink
+from twophase.core.checkpoint import Json, Key, Revision
+from twophase.core.errors import ConfigError, NotYet
+from twophase.core.failpoints import hit
+from twophase.core.lease import Lease
+from twophase.core.states import DECIDED, State
+from twophase.pipeline import Pipeline
+from twophase.sinks.base import Sink
+from twophase.sources.base import Source
+from twophase.spark.plan import Plan
+from twophase.spark.submit import MAIN
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context
+
+    from twophase.core.coordinator import Coordinator
+    from twophase.staging import Staging
+
+log = logging.getLogger("twophase")
+
+#: Seconds until an interval whose input has to come is looked at again; the worker is free meanwhile.
+LOOK_AGAIN = 60
+#: The name under which a person takes part.
+APPROVAL = "approval"
+_LATER = re.compile(r"\{\{ (staging|inputs)\('([a-z0-9_]+)'\) \}\}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submission: what runs, with which arguments, and how to keep what finds it again."""
+
+    key: Key
+    attempt: int
+    application: str
+    arguments: list[str]
+    #: Keeps the job's id in the record, so that another task can adopt or kill it.
+    keep: Callable[[str], None] = field(repr=False)
+    #: Puts what only this attempt knows into a text: its staging places, the list of its input.
+    fill: Callable[[Any], Any] = field(repr=False)
+
+
+class StagingOperator(BaseOperator):
+    """Stages one checkpoint; a subclass says how Spark is reached."""
+
+    operator_extra_links = (CheckpointLink(),)
+    #: What a subclass renders that may name `staging` and `inputs`.
+    application: str
+    application_args: list[Any] | None
+    template_fields_of_ours: ClassVar[tuple[str, ...]] = ("checkpoint",)
+
+    def __init__(
+        self, *, pipeline: Pipeline, checkpoint: int | str | None = None, approval: bool = False, **kwargs: Any
+    ) -> None:
+        """Stage a pipeline; with `checkpoint` another revision of one that is committed."""
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.checkpoint = checkpoint
+        self.approval = approval
+        self.worked_on: Key | None = None
+        if isinstance(pipeline.transform, str) == bool(self.application):
+            msg = (
+                f"pipeline {pipeline.name!r}: expected either a transform as `module:function`, or application= with a"
+                " Spark job of your own that writes to {{ staging('write') }}; a function cannot be submitted"
+            )
+            raise ConfigError(msg)
+
+    # --- how Spark is reached ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def submit(self, job: Job, context: Context) -> None:
+        """Run a job to its end; raise when it fails. Call `job.keep(id)` once it can be found again by that id."""
+
+    @abstractmethod
+    def adopt(self, job_id: str, context: Context) -> bool:
+        """Wait for a job that another task submitted; False: it is not there any more, or has failed."""
+
+    @classmethod
+    @abstractmethod
+    def kill(cls, job: Json) -> None:
+        """Stop a job by what the record keeps of it; one that has ended is no error."""
+
+    def kept(self) -> dict[str, Any]:
+        """Return what `kill` needs besides the job's id."""
+        return {}
+
+    # --- templates ---------------------------------------------------------------------------------------------------
+
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """Render the fields, but for what only the attempt knows, which does not exist yet."""
+        later = {name: _later(name) for name in ("staging", "inputs")}
+        super().render_template_fields({**context, **later}, jinja_env)  # type: ignore[typeddict-item]
+
+    # --- the task ----------------------------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Take a checkpoint and bring it to its votes; return its ids."""
+        from twophase.running import coordinator, enter
+        from twophase.staging import Staging
+
+        with tasks.record(context) as record:
+            slot = None if self.checkpoint is not None else tasks.slot_of(context, self.pipeline)
+            self.pipeline.prepare(slot)
+            enter(record, self.pipeline, dag_id=context["ti"].dag_id)
+            protocol = coordinator(
+                record,
+                self.pipeline,
+                approvals=[APPROVAL] if self.approval else [],
+                run_ended=tasks.run_ended(context),
+            )
+            revision = self._take(protocol, slot, context)
+            self.worked_on = revision.key
+            self._bring_to_votes(Staging(protocol, self.pipeline), revision, context)
+        return tasks.ids(revision.key)
+
+    def _take(self, protocol: Coordinator, slot: str | None, context: Context) -> Revision:
+        """Take what this run has to work on; skip when there is nothing, come back when it is not there yet."""
+        kind = "replay" if self.checkpoint is not None else "backfill" if tasks.is_backfill(context) else "regular"
+        try:
+            taken = protocol.take(
+                tasks.run_of(context),
+                slot=slot,
+                checkpoint_id=None if self.checkpoint is None else int(self.checkpoint),
+                kind=kind,
+                reprocess=tasks.wants_another(context),
+            )
+        except NotYet as missing:
+            log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
+            raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
+                datetime.now(UTC) + timedelta(seconds=LOOK_AGAIN)
+            ) from missing
+        if taken is None:
+            msg = f"{self.pipeline.name}: no new input"
+            raise AirflowSkipException(msg)
+        return taken
+
+    def _bring_to_votes(self, staging: Staging, revision: Revision, context: Context) -> None:
+        """Stage what was taken, unless that was done before."""
+        protocol = staging.coordinator
+        if revision.state in DECIDED:
+            log.info("%s: %s already, nothing to stage", revision.key, revision.state.lower())
+            return
+        if self._is_voted_for(protocol, revision) and staging.still_staged(revision):
+            log.info("%s: every participant of this task had voted yes", revision.key)
+            protocol.rest(revision)
+            return
+        attempt, job = self._attempt(protocol, revision, context)
+        with Lease(protocol, attempt, on_lost=self.on_kill) as lease:
+            staging.stage(attempt, job, job.folder, lease)
+        protocol.rest(attempt)
+        log.info("%s: attempt %s pre-committed", attempt.key, attempt.epoch)
+
+    def _is_voted_for(self, protocol: Coordinator, revision: Revision) -> bool:
+        """Say whether all but a person voted yes for the newest attempt."""
+        if revision.state is State.PRECOMMITTED:
+            return True
+        participants = protocol.transact(lambda tx: tx.participants(revision.key))
+        mine = [p for p in participants if p.kind != "approval"]
+        return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
+
+    def _attempt(self, protocol: Coordinator, revision: Revision, context: Context) -> tuple[Revision, Submission]:
+        """Adopt the attempt whose job outlived its task, or open the next one."""
+        from twophase.maintenance import run_folder
+
+        job = revision.job
+        if job is not None and job["attempt"] == revision.epoch and self.adopts(job):
+            log.info("%s: attempt %s: its job %s outlived its task", revision.key, revision.epoch, job["id"])
+            return revision, Submission(self, protocol, revision, Path(job["folder"]), context, adopted=job["id"])
+        opened = protocol.attempt(revision)
+        folder = run_folder(opened.key, opened.epoch, secrets.token_hex(4))
+        return opened, Submission(self, protocol, opened, folder, context)
+
+    def adopts(self, job: Json) -> bool:
+        """Say whether a job that the record keeps is one that this operator could adopt."""
+        return bool(job["operator"] == _path(type(self)))
+
+
+class Submission:
+    """Has a plan carried out by a Spark job: the stager of a task."""
+
+    def __init__(  # noqa: PLR0913 - an attempt, and who submits it
+        self,
+        operator: StagingOperator,
+        protocol: Coordinator,
+        attempt: Revision,
+        folder: Path,
+        context: Context,
+        *,
+        adopted: str | None = None,
+    ) -> None:
+        """Submit one attempt, or go on waiting for the job that has been adopted."""
+        self.operator = operator
+        self.protocol = protocol
+        self.attempt = attempt
+        self.folder = folder
+        self.context = context
+        self.adopted = adopted
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a lost lease kills the job
+        """Let the job run and see what it wrote."""
+        job = self._job(plan, folder)
+        if self.adopted is None or not self.operator.adopt(self.adopted, self.context):
+            hit("submit.before")
+            plan.write(folder / "plan.json")
+            hit("submit.planned")
+            self.operator.submit(job, self.context)
+        if self.operator.application:
+            return self._inspect(plan)
+        from twophase.staging import read_result
+
+        return read_result(plan, folder / "result.json", Path("the task's"), 0)
+
+    def _job(self, plan: Plan, folder: Path) -> Job:
+        def fill(value: Any) -> Any:
+            return _filled(value, plan, folder)
+
+        own = self.operator.application
+        return Job(
+            plan.key,
+            plan.attempt,
+            own or str(MAIN),
+            fill(list(self.operator.application_args or []))
+            if own
+            else [str(folder / "plan.json"), str(folder / "result.json")],
+            self._keep,
+            fill,
+        )
+
+    def _keep(self, job_id: str) -> None:
+        job = {
+            "attempt": self.attempt.epoch,
+            "id": job_id,
+            "folder": str(self.folder),
+            "operator": _path(type(self.operator)),
+            **self.operator.kept(),
+        }
+        self.protocol.transact(lambda tx: tx.keep_job(self.attempt.key, epoch=self.attempt.epoch, job=job))
+        log.info("%s: attempt %s is job %s", self.attempt.key, self.attempt.epoch, job_id)
+
+    def _inspect(self, plan: Plan) -> dict[str, Json]:
+        """Look at what a job wrote that knows nothing of us."""
+        return {
+            name: self.operator.pipeline.sinks[name].inspect(plan.key, plan.attempt, name, write["handle"])
+            for name, write in plan.writes.items()
+        }
+
+
+def _later(macro: str) -> Callable[[str], str]:
+    """Return a macro that renders as its own call, to be filled in at submission."""
+    return lambda name: f"{{{{ {macro}('{name}') }}}}"
+
+
+def _filled(value: Any, plan: Plan, folder: Path) -> Any:
+    if isinstance(value, str):
+        return _LATER.sub(lambda found: _place(found[1], found[2], plan, folder), value)
+    if isinstance(value, Mapping):
+        return {name: _filled(part, plan, folder) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(part, plan, folder) for part in value]
+    return value
+
+
+def _place(macro: str, name: str, plan: Plan, folder: Path) -> str:
+    """Return a staging place, or the file that lists a fixed input, a path a line."""
+    there = plan.writes if macro == "staging" else plan.reads
+    if name not in there:
+        msg = f"pipeline {plan.pipeline}: {{{{ {macro}('{name}') }}}}: expected one of {', '.join(there)}"
+        raise ConfigError(msg)
+    if macro == "staging":
+        return Sink.load(plan.writes[name]["sink"]).staging_path(plan.key, plan.writes[name]["handle"])
+    listed = folder / f"{name}.inputs"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = Source.load(plan.reads[name]["source"]).paths(plan.fixed(name))
+    listed.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
+    return str(listed)
+
+
+def _path(operator: type) -> str:
+    return f"{operator.__module__}:{operator.__qualname__}"

@@ -1,0 +1,115 @@
+"""What every task of ours needs to know: whose run it is, which slot, and the record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, ErrorType
+
+from twophase.core.checkpoint import Key, Run
+from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputMissing, Parked
+from twophase.core.slots import Slot
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from twophase.committer.record import PostgresRecord
+    from twophase.pipeline import Pipeline
+
+log = logging.getLogger("twophase")
+
+#: Trying again cannot help: a newer attempt owns the revision (R15), or a person has to do something.
+FINAL = (Fenced, ConfigError, InputMissing, IllegalTransition, Parked)
+_ENDED = frozenset({"success", "failed"})
+_NOT_FOUND = 404
+
+
+@contextmanager
+def record(context: Context) -> Iterator[PostgresRecord]:
+    """Open the record for the length of a task; what trying again cannot mend fails the task for good."""
+    from twophase.local.opening import open_record
+
+    ti = context["ti"]
+    with failing_for_good():
+        opened = open_record(who=f"airflow {ti.dag_id}.{ti.task_id} try {ti.try_number}")
+        try:
+            yield opened
+        finally:
+            opened.engine.dispose()
+
+
+@contextmanager
+def failing_for_good() -> Iterator[None]:
+    """Let an error that another try would only repeat fail the task without one."""
+    try:
+        yield
+    except FINAL as error:
+        raise AirflowFailException(str(error)) from error
+
+
+def run_of(context: Context) -> Run:
+    """Return the run as the record knows it."""
+    ti = context["ti"]
+    return Run(ti.dag_id, ti.run_id)
+
+
+def slot_of(context: Context, pipeline: Pipeline) -> str | None:
+    """Return the slot that a run stands for: its parameter, its partition key, or its data interval."""
+    given = context["params"].get("slot")
+    if not pipeline.slotted:
+        if given:
+            msg = f"pipeline {pipeline.name!r}: slot {given!r}: none of its reads goes by intervals"
+            raise ConfigError(msg)
+        return None
+    found: str | None = given or context.get("partition_key")
+    if found:
+        return Slot.parse(found).text
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if start is None or end is None or start >= end:
+        msg = (
+            f"pipeline {pipeline.name!r}: run {run_of(context)} has no data interval; trigger it with the parameter"
+            " slot: `start/end` in ISO 8601, or a partition key"
+        )
+        raise ConfigError(msg)
+    return Slot.between(start, end).text
+
+
+def wants_another(context: Context) -> bool:
+    """Say whether a run asks for another revision of what is committed: a backfill, or its parameter."""
+    return is_backfill(context) or bool(context["params"].get("reprocess"))
+
+
+def is_backfill(context: Context) -> bool:
+    """Say whether Airflow's own backfill made this run."""
+    return str(getattr(context["dag_run"].run_type, "value", context["dag_run"].run_type)) == "backfill"
+
+
+def run_ended(context: Context) -> Callable[[Run | None], bool | None]:
+    """Return what says whether a run is over: a script's ends with its lease, of one of Airflow's Airflow is asked."""
+    ti = context["ti"]
+
+    def ended(run: Run | None) -> bool | None:
+        if run is None or run.dag_id is None:
+            return True
+        try:
+            return ti.get_dagrun_state(run.dag_id, run.run_id) in _ENDED
+        except AirflowRuntimeError as error:
+            if _is_gone(error):
+                return True  # deleted, and with it whoever could go on
+            log.warning("run %s: Airflow does not say whether it has ended: %s", run, error)
+            return None
+
+    return ended
+
+
+def _is_gone(error: AirflowRuntimeError) -> bool:
+    detail: Any = error.error.detail or {}
+    return error.error.error is ErrorType.API_SERVER_ERROR and detail.get("status_code") == _NOT_FOUND
+
+
+def ids(key: Key) -> dict[str, Any]:
+    """Return what goes into XCom: ids, nothing else."""
+    return {"pipeline": key.pipeline, "checkpoint_id": key.checkpoint_id, "revision": key.revision}
