@@ -75,6 +75,7 @@ class AirflowServer:
             **QUICK,
             "TWOPHASE_HOME": str(self.home),
             "TWOPHASE_DAGS": str(self.dags),
+            "TWOPHASE_SPARK_JOBS": str(self.home / "spark_jobs"),
             **(environment or {}),
         }
         self._tokens: dict[str, str] = {}

@@ -152,7 +152,7 @@ def fixed_input(fixed: Input) -> dict[str, Any]:
     }
 
 
-def read_result(plan: Plan, result: Path, logged: Path, code: int) -> Mapping[str, Json]:
+def read_result(plan: Plan, result: Path, logged: Path | str, code: int) -> Mapping[str, Json]:
     """Return what a submission staged, or raise what it failed with."""
     where = f"checkpoint {plan.key}: attempt {plan.attempt}"
     if not result.exists():

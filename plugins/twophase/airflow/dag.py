@@ -3,7 +3,9 @@
     stage ──▶ [approve] ──▶ commit          abort: a teardown, at the end of every run
 
 Begin is part of stage: as a setup it would be cleared with every task after it, and clearing commit alone would read
-everything again. Abort is a teardown, so that commit decides the run's state.
+everything again. Abort is a teardown, so that it runs whatever happened or was marked, and it has the last word on the
+run's state: without `on_failure_fail_dagrun` a run could be marked as a success whose data was aborted, and with it
+Airflow asks nobody but abort.
 """
 
 from __future__ import annotations
@@ -65,13 +67,19 @@ def add_tasks(
     )
     commit = CommitOperator(task_id="commit", pipeline=pipeline, stage_task_id=stage.task_id, **_defaults(COMMITTING))
     abort = AbortOperator(
-        task_id="abort", pipeline=pipeline, commit_task_id=commit.task_id, **_defaults(COMMITTING), **extra
+        task_id="abort",
+        pipeline=pipeline,
+        commit_task_id=commit.task_id,
+        on_failure_callback=None,  # whoever failed before it has called already
+        **_defaults(COMMITTING),
+        **extra,
     )
     abort.as_teardown(on_failure_fail_dagrun=True)
     if asks:
         given = dict(approve) if isinstance(approve, Mapping) else {}
         stage >> ApproveOperator(task_id="approve", pipeline=pipeline, stage_task_id=stage.task_id, **given) >> commit
-    stage >> commit >> abort
+    stage >> commit
+    [stage, commit] >> abort  # whatever is marked or cleared, not before both have ended
     return Tasks(stage, commit, abort)
 
 

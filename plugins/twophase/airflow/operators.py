@@ -106,8 +106,8 @@ class CommitOperator(BaseOperator):
 class AbortOperator(BaseOperator):
     """Cleans up at the end of a run: what it left undecided is aborted, and its Spark job killed.
 
-    As a teardown it does not count for the run's state, so it fails when it had to abort something in a run that
-    nothing else made fail: a run that was marked as a success before its commit point must not look like one.
+    It has the last word on the run's state, and fails unless the commit task has succeeded or was skipped and nothing
+    had to be aborted: a run that was marked as a success before its commit point must not look like one.
     """
 
     operator_extra_links = (CheckpointLink(),)
@@ -129,7 +129,7 @@ class AbortOperator(BaseOperator):
         self.commit_task_id = commit_task_id
         self.worked_on: Key | None = None
 
-    def execute(self, context: Context) -> dict[str, Any] | None:
+    def execute(self, context: Context) -> None:
         """Abort what this run left undecided; after the commit point, or with nothing begun, change nothing (R15)."""
         from twophase.committer import queries
 
@@ -138,22 +138,23 @@ class AbortOperator(BaseOperator):
             with record.engine.connect() as connection:
                 known = self.pipeline_name in queries.names(connection)
             left = self._left(record, context) if known else []
-            if not left:
-                log.info("%s: run %s left nothing undecided", self.pipeline_name, run)
-                return None
-            protocol = protocol_of(record, self.pipeline_name, context)
-            aborted = [self._abort(protocol, revision, run) for revision in left]
-        if State.ABORTED in aborted and not self._has_failed(context):
-            msg = f"checkpoint {self.worked_on}: aborted, since run {run} ended before its commit point; clear the run"
+            protocol = protocol_of(record, self.pipeline_name, context) if left else None
+            ended = [self._abort(protocol, revision, run) for revision in left if protocol]
+        aborted = ", ".join(str(revision.key) for revision in ended if revision.state is State.ABORTED)
+        if aborted:
+            msg = f"run {run} ended before its commit point: {aborted} aborted, nothing of it became visible"
             raise AirflowFailException(msg)
-        return tasks.ids(left[-1].key)
+        if self._has_failed(context):
+            msg = f"run {run} failed; it left nothing undecided"
+            raise AirflowFailException(msg)
+        log.info("%s: run %s left nothing undecided", self.pipeline_name, run)
 
-    def _abort(self, protocol: Coordinator, revision: Revision, run: Run) -> State:
+    def _abort(self, protocol: Coordinator, revision: Revision, run: Run) -> Revision:
         self.worked_on = revision.key
         kill_job(revision)
         ended = protocol.abort(revision, f"run {run} ended before the commit point")
         log.info("%s: %s", ended.key, ended.state.lower())
-        return ended.state
+        return ended
 
     def _left(self, record: PostgresRecord, context: Context) -> list[Revision]:
         """Return what is undecided and this run's."""
@@ -163,7 +164,7 @@ class AbortOperator(BaseOperator):
         return [r for r in mine if self.checkpoint is None or r.checkpoint_id == int(self.checkpoint)]
 
     def _has_failed(self, context: Context) -> bool:
-        """Say whether the run is going to fail without our saying so."""
+        """Say whether the commit task has failed, or could not run."""
         ti = context["ti"]
         states = ti.get_task_states(ti.dag_id, task_ids=[self.commit_task_id], run_ids=[ti.run_id])
         return any(state in _FAILED for of_run in states.values() for state in of_run.values())

@@ -102,6 +102,8 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         """Return a hook whose spark-submit holds no credentials, finds this Spark, and dies with this task."""
         hook: SparkSubmitHook = super()._get_hook()
         hook.__class__ = Hook
+        if hook._connection["master"].startswith("local"):  # noqa: SLF001 - only the hook has resolved it
+            hook._conf = {**spark.local_defaults(), **hook._conf}  # noqa: SLF001 - no setter
         if self._job is not None and self._job.application == str(spark.MAIN):
             jobs = [str(path) for path in spark.jobs()]
             hook._py_files = ",".join(filter(None, [hook._py_files, *jobs])) or None  # noqa: SLF001 - no setter

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException, AirflowSkipException
 
 from twophase.airflow import tasks
 from twophase.airflow.links import CheckpointLink
 from twophase.core.checkpoint import Json, Key, Revision
-from twophase.core.errors import ConfigError, NotYet
+from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
 from twophase.core.states import DECIDED, State
@@ -220,17 +220,28 @@ class Submission:
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a lost lease kills the job
         """Let the job run and see what it wrote."""
-        job = self._job(plan, folder)
         if self.adopted is None or not self.operator.adopt(self.adopted, self.context):
-            hit("submit.before")
-            plan.write(folder / "plan.json")
-            hit("submit.planned")
-            self.operator.submit(job, self.context)
-        if self.operator.application:
-            return self._inspect(plan)
-        from twophase.staging import read_result
+            self._submit(plan, folder)
+        return self._inspect(plan) if self.operator.application else _result(plan, folder)
 
-        return read_result(plan, folder / "result.json", Path("the task's"), 0)
+    def _submit(self, plan: Plan, folder: Path) -> None:
+        hit("submit.before")
+        try:
+            plan.write(folder / "plan.json")
+            job = self._job(plan, folder)
+        except OSError as error:
+            msg = (
+                f"run folder {folder} cannot be written ({error.strerror}); TWOPHASE_HOME has to be a folder that every"
+                " worker can write to"
+            )
+            raise AttemptFailed(msg) from error
+        hit("submit.planned")
+        try:
+            self.operator.submit(job, self.context)
+        except AirflowException as error:
+            if (folder / "result.json").exists():  # the job itself says what went wrong
+                raise _failure(plan, folder) from error
+            raise
 
     def _job(self, plan: Plan, folder: Path) -> Job:
         def fill(value: Any) -> Any:
@@ -265,6 +276,27 @@ class Submission:
             name: self.operator.pipeline.sinks[name].inspect(plan.key, plan.attempt, name, write["handle"])
             for name, write in plan.writes.items()
         }
+
+
+def _result(plan: Plan, folder: Path) -> Mapping[str, Json]:
+    from twophase.staging import read_result
+
+    if not (folder / "result.json").exists():
+        msg = (
+            f"checkpoint {plan.key}: attempt {plan.attempt}: Spark ended well and left no result in {folder}; it has to"
+            " be the same folder on the worker and where the driver runs"
+        )
+        raise AttemptFailed(msg)
+    return read_result(plan, folder / "result.json", "this task's", 0)
+
+
+def _failure(plan: Plan, folder: Path) -> Exception:
+    """Return the error that a job reported."""
+    try:
+        _result(plan, folder)
+    except TwophaseError as error:
+        return error
+    return AttemptFailed(f"checkpoint {plan.key}: attempt {plan.attempt}: Spark failed after it had staged everything")
 
 
 def _later(macro: str) -> Callable[[str], str]:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, ErrorType
 
 from twophase.core.checkpoint import Key, Run
-from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputMissing, Parked
+from twophase.core.errors import (
+    AuditFailed,
+    BadRecord,
+    ConfigError,
+    Fenced,
+    IllegalTransition,
+    InputMissing,
+    Parked,
+    SchemaChanged,
+)
 from twophase.core.slots import Slot
 
 if TYPE_CHECKING:
@@ -21,8 +30,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: Trying again cannot help: a newer attempt owns the revision (R15), or a person has to do something.
-FINAL = (Fenced, ConfigError, InputMissing, IllegalTransition, Parked)
+#: Trying again cannot help: a newer attempt owns the revision (R15), another one would read the same and find the same,
+#: or a person has to do something.
+FINAL = (
+    *(Fenced, AuditFailed, BadRecord, SchemaChanged),
+    *(ConfigError, InputMissing, IllegalTransition, Parked),
+)
 _ENDED = frozenset({"success", "failed"})
 _NOT_FOUND = 404
 

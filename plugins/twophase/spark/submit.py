@@ -125,7 +125,7 @@ class SparkSubmit:
         python = python or os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
         spark_home = find_spark_home(python)
         java, whole = find_java(python)
-        settled = {**(_local_defaults() if master.startswith("local") else {}), **conf}
+        settled = {**(local_defaults() if master.startswith("local") else {}), **conf}
         start = [str(spark_home / "bin" / "spark-submit")] if whole else _plain_java(java, spark_home, settled)
         command = [*start, "--master", master]
         for name, value in settled.items():
@@ -147,7 +147,8 @@ class SparkSubmit:
         return ChildProcess(process, log_path)
 
 
-def _local_defaults() -> dict[str, str]:
+def local_defaults() -> dict[str, str]:
+    """Return the settings of a Spark on this machine alone: no port for others, no page."""
     return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 
 

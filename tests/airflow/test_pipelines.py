@@ -1,0 +1,180 @@
+"""Pipelines on a running Airflow: schedules, foreign jobs, approval, replay, assets, backfill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import duckdb
+import pytest
+
+from airflow_cases import Case
+from airflow_server import AirflowServer, eventually
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
+
+FOREIGN = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+rows = spark.read.json(open(sys.argv[1]).read().splitlines())
+rows.selectExpr("id", "id * 2 AS twice").write.parquet(sys.argv[2])
+"""
+
+
+def test_a_run_without_new_input_is_skipped_and_green_and_sends_no_event(airflow: AirflowServer) -> None:
+    case = Case(airflow)
+
+    run = case.trigger()
+
+    assert case.wait(run) == "success"
+    assert case.tasks(run) == {"stage": "skipped", "commit": "skipped", "abort": "success"}
+    assert not airflow.api("GET", f"assets/events?source_dag_id={case.name}")["asset_events"]
+
+
+def test_each_commit_sends_an_event_with_its_ids(airflow: AirflowServer) -> None:
+    case = Case(airflow)
+    case.land(1, 2)
+
+    assert case.run() == "success"
+
+    (event,) = airflow.api("GET", f"assets/events?source_dag_id={case.name}")["asset_events"]
+    assert event["uri"] == f"twophase://{case.name}/lake"
+    told = {name: event["extra"][name] for name in ("pipeline", "checkpoint_id", "revision", "commit_seq", "rows")}
+    assert told == {"pipeline": case.name, "checkpoint_id": 1, "revision": 1, "commit_seq": 1, "rows": 2}
+
+
+def test_xcom_holds_ids_only_and_the_task_links_to_its_checkpoint(airflow: AirflowServer) -> None:
+    case = Case(airflow)
+    case.land(1)
+    run = case.trigger()
+    assert case.wait(run) == "success"
+    place = f"dags/{case.name}/dagRuns/{quote(run, safe='')}/taskInstances/stage"
+
+    entries = airflow.api("GET", f"{place}/xcomEntries")["xcom_entries"]
+    links = airflow.api("GET", f"{place}/links")["extra_links"]
+
+    assert {entry["key"] for entry in entries} <= {"return_value", "_link_CheckpointLink"}
+    found = airflow.api("GET", f"{place}/xcomEntries/return_value")["value"]
+    found = json.loads(found) if isinstance(found, str) else found
+    assert found == {"pipeline": case.name, "checkpoint_id": 1, "revision": 1}
+    assert links == {"Checkpoint": f"/twophase/pipelines/{case.name}/checkpoints/1"}
+
+
+@pytest.mark.slow
+def test_a_spark_script_that_knows_nothing_of_us_joins_by_its_output_path(airflow: AirflowServer) -> None:
+    script = airflow.home / "foreign.py"
+    script.write_text(FOREIGN)
+    arguments = ["{{ inputs('words') }}", "{{ staging('lake') }}"]
+    case = Case(airflow, transform=None, spark=f"application={str(script)!r}, application_args={arguments!r}")
+    case.land(1, 2)
+
+    run = case.trigger()
+
+    assert case.wait(run) == "success"
+    files = [str(path) for path in (airflow.home / "data" / "lake" / case.name).rglob("*.parquet")]
+    with duckdb.connect() as reader:
+        rows = reader.execute("SELECT id, twice FROM read_parquet(?) ORDER BY id", [files]).fetchall()
+    assert rows == [(1, 2), (2, 4)]
+    assert all(Path(path).name.startswith("part-r1-a1-") for path in files)
+    shown = airflow.api("GET", f"dags/{case.name}/dagRuns/{quote(run, safe='')}/taskInstances/stage")
+    assert shown["rendered_fields"]["application_args"][1] == "{{ staging('lake') }}"
+
+
+@pytest.mark.slow
+def test_a_person_approves_or_rejects_what_is_staged(airflow: AirflowServer) -> None:
+    case = Case(airflow, arguments="schedule=None, approve=True")
+    case.land(1)
+    first = case.trigger()
+    airflow.wait_for_task(case.name, first, "approve", "awaiting_input", timeout=200)
+    assert case.states() == [(1, 1, "OPEN")]
+    assert case.rows() == []
+
+    answer(case, first, "Reject")
+
+    assert case.wait(first) == "failed"
+    assert case.states() == [(1, 1, "ABORTED")]
+
+    second = case.trigger()
+    airflow.wait_for_task(case.name, second, "approve", "awaiting_input", timeout=200)
+    answer(case, second, "Approve")
+
+    assert case.wait(second) == "success"
+    assert case.rows() == [1]
+    (approval,) = [part for part in case.show()["participants"] if part["kind"] == "approval"]
+    assert approval["reason"] == "by admin"
+
+
+def answer(case: Case, run: str, option: str) -> None:
+    place = f"dags/{case.name}/dagRuns/{quote(run, safe='')}/taskInstances/approve/-1/hitlDetails"
+    case.airflow.api("PATCH", place, chosen_options=[option], params_input={})
+
+
+@pytest.mark.slow
+def test_checkpoints_by_number_are_run_again_beside_the_regular_runs(airflow: AirflowServer) -> None:
+    case = Case(airflow)
+    for number in (1, 2, 3):
+        case.land(number)
+        assert case.run() == "success"
+    airflow.wait_for_dag(f"{case.name}__replay")
+
+    run = airflow.trigger(f"{case.name}__replay", conf={"checkpoints": "1..2"})
+
+    assert airflow.wait(f"{case.name}__replay", run, 400) == "success"
+    assert case.states() == [
+        *((1, 1, "SUPERSEDED"), (1, 2, "COMMITTED")),
+        *((2, 1, "SUPERSEDED"), (2, 2, "COMMITTED")),
+        (3, 1, "COMMITTED"),
+    ]
+    assert {case.show(number)["kind"] for number in (1, 2)} == {"replay"}
+    assert case.rows() == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_an_interval_run_by_hand_is_told_its_slot_and_a_second_one_does_nothing(airflow: AirflowServer) -> None:
+    case = Case(airflow, interval=True)
+    case.land(1, day="2026-11-15")
+    slot = "2026-11-15/2026-11-16"
+
+    assert case.run() == "failed"  # no interval, and none given
+    assert case.run(conf={"slot": slot}) == "success"
+    assert case.run(conf={"slot": slot}) == "success"
+    assert case.states() == [(1, 1, "COMMITTED")]
+    assert case.run(conf={"slot": slot, "reprocess": True}) == "success"
+    assert case.states() == [(1, 1, "SUPERSEDED"), (1, 2, "COMMITTED")]
+    assert case.rows() == [1]
+
+
+@pytest.mark.slow
+def test_a_backfill_of_airflows_own_makes_new_revisions(airflow: AirflowServer) -> None:
+    case = Case(airflow, interval=True, arguments='schedule="@daily", start_date=datetime(2026, 11, 1), catchup=False')
+    airflow.api("PATCH", f"dags/{case.name}", is_paused=False)
+    days = [f"2026-11-{day:02d}" for day in (3, 4)]
+    for number, day in enumerate(days):
+        case.land(number, day=day)
+
+    for _ in range(2):
+        backfill(case, days[0], days[-1])
+
+    states = case.states()
+    assert sorted(state for *_, state in states if state != "ABORTED").count("COMMITTED") >= 2
+    assert case.rows() == [0, 1]
+
+
+def backfill(case: Case, first: str, last: str, **more: Any) -> None:
+    """Backfill these days and wait until all is done."""
+    body = {
+        "dag_id": case.name,
+        "from_date": f"{first}T00:00:00Z",
+        "to_date": f"{last}T00:00:00Z",
+        "run_backwards": False,
+        "max_active_runs": 2,
+        "reprocess_behavior": "completed",
+        "dag_run_conf": {},
+        **more,
+    }
+    made = case.airflow.api("POST", "backfills", **body)
+    eventually(lambda: case.airflow.api("GET", f"backfills/{made['id']}")["completed_at"], 600, every=1)
