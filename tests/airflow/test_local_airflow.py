@@ -35,14 +35,21 @@ with DAG("{name}", schedule=None):
 """
 
 
-def family(server: AirflowServer) -> list[psutil.Process]:
+def family(server: AirflowServer, *names: str) -> list[psutil.Process]:
     """Return every process of a server."""
-    roots = [psutil.Process(server.component_pid(name)) for name in ("supervisor", "postgres")]
+    roots = [psutil.Process(server.component_pid(name)) for name in names or ("supervisor", "postgres")]
     return [process for root in roots for process in [root, *root.children(recursive=True)]]
 
 
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def gone(processes: list[psutil.Process]) -> bool:
-    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    return not [process for process in processes if runs(process)]
 
 
 def healthy(server: AirflowServer) -> bool:
@@ -163,8 +170,9 @@ def test_a_killed_database_is_back_on_its_port_and_dags_run(airflow: AirflowServ
 # --- on an Airflow of one's own --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own() -> Iterator[AirflowServer]:
+    """Return a server for the tests that stop it; each starts it first, which is nothing if it runs."""
     server = AirflowServer()
     yield server
     server.stop()
@@ -211,12 +219,11 @@ def test_sigterm_of_the_supervisor_stops_everything(own: AirflowServer) -> None:
 @pytest.mark.slow
 def test_up_after_the_supervisor_was_killed_replaces_what_it_left(own: AirflowServer) -> None:
     own.start()
-    old = family(own)
     database = own.component_pid("postgres")
+    old = family(own, "supervisor")
     os.kill(own.component_pid("supervisor"), signal.SIGKILL)
     own.start()
-    servers = [process for process in old if process.pid != database and process.ppid() != database]
 
     assert healthy(own)
-    assert gone([process for process in servers if process.is_running()])
+    assert gone([process for process in old if process.pid != database])
     assert own.component_pid("postgres") == database
