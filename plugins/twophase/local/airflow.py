@@ -57,10 +57,14 @@ _DEFAULTS = {
     "AIRFLOW__DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
     "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+    # Whoever looks at the log of a task under way asks a log server too: that there is none is not worth a traceback.
+    "AIRFLOW__LOGGING__NAMESPACE_LEVELS": "airflow.utils.log.file_task_handler=CRITICAL",
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
 }
 #: Other ways to name what is set here.
 _ELSEWHERE = ("AIRFLOW_CONFIG", "AIRFLOW__CORE__SQL_ALCHEMY_CONN", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC")
+#: A port that nobody listens on, so that nobody else is asked for our logs.
+_NOBODY = "1"
 _SPARK = '{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'
 
 
@@ -122,6 +126,8 @@ def _settings(port: int) -> dict[str, str]:
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": _read_command("database_url"),
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(logs() / "tasks"),
         "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(logs() / "dag-files"),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": _NOBODY,
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": _NOBODY,
         "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         "TWOPHASE_DAGS": str(settings.dags()),
         "TWOPHASE_HOME": str(settings.home()),
