@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
@@ -136,11 +137,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = open_folder("twophase-database-")
     monkeypatch.delenv("TWOPHASE_DSN", raising=False)
     monkeypatch.setenv("TWOPHASE_HOME", str(folder))
-    monkeypatch.setattr(airflow, "migrate", lambda port: None)
+    monkeypatch.setattr(airflow, "migrate", lambda _port: None)
     (folder / "logs").mkdir()
     airflow.make_secrets()
     yield folder
     postgres.stop()
+    shutil.rmtree(folder)
 
 
 class Dependent(supervisor.Child):
@@ -158,7 +160,8 @@ def test_users_of_a_database_that_came_back_elsewhere_are_started_again(alone: P
     database.start()
     database.dependents = [child]
     postgres.stop()
-    same = (database.start(), child.stopped)[1]
+    database.start()
+    same = child.stopped
     port = int((alone / "postgres" / "port").read_text())
     first = secrets()["database_url"]
     postgres.stop()
