@@ -66,30 +66,32 @@ def _named(committer: Committer) -> str:
 @contextmanager
 def _watch() -> Iterator[Callable[[list[Part]], None]]:
     """Show the components on their way: on a terminal in place, elsewhere a line for each that is healthy."""
-    from rich.live import Live
-
     target = console(stderr=True)
+    if target.is_terminal:
+        from rich.live import Live
+
+        with Live(_table([]), console=target, transient=True) as live:
+            yield lambda parts: live.update(_table(parts))
+        return
     told: set[str] = set()
-    with Live(console=target, transient=True, auto_refresh=False) as live:
 
-        def show(parts: list[Part]) -> None:
-            if target.is_terminal:
-                live.update(_table(parts), refresh=True)
-                return
-            for part in parts:
-                if part["health"] == "healthy" and part["name"] not in told:
-                    told.add(part["name"])
-                    complain(f"{part['name']} is healthy")
+    def tell(parts: list[Part]) -> None:
+        for part in parts:
+            if part["health"] == "healthy" and part["name"] not in told:
+                told.add(part["name"])
+                complain(f"{part['name']} is healthy")
 
-        yield show
+    yield tell
 
 
 def _table(parts: list[Part]) -> Table:
+    from rich.spinner import Spinner
     from rich.table import Table
 
-    shown = Table.grid(padding=(0, 2))
+    shown = Table.grid(padding=(0, 1))
+    shown.add_row(Spinner("dots"), "starting PostgreSQL and Airflow", "")
     for part in parts:
-        shown.add_row(_health(part["health"]), part["name"])
+        shown.add_row("", part["name"], _health(part["health"]))
     return shown
 
 
