@@ -35,6 +35,25 @@ with DAG("{name}", schedule=None):
 """
 
 
+#: A task that notes its pid, and ends when it is allowed to.
+PATIENT = """
+import os, pathlib, time
+from airflow.sdk import DAG, task
+
+folder = pathlib.Path({folder!r})
+
+with DAG("patient", schedule=None):
+
+    @task
+    def wait() -> None:
+        (folder / f"pid-{{os.getpid()}}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.1)
+
+    wait()
+"""
+
+
 def family(server: AirflowServer, *names: str) -> list[psutil.Process]:
     """Return every process of a server."""
     roots = [psutil.Process(server.component_pid(name)) for name in names or ("supervisor", "postgres")]
@@ -152,6 +171,20 @@ def test_a_killed_component_is_back_and_healthy(airflow: AirflowServer, name: st
     airflow.wait_until_healthy()
 
     assert airflow.components()[name]["restarts"] == before["restarts"] + 1
+
+
+@pytest.mark.slow
+def test_a_task_of_a_killed_scheduler_ends_with_it_and_is_run_again(airflow: AirflowServer, tmp_path: Path) -> None:
+    airflow.add_dag("patient.py", PATIENT.format(folder=str(tmp_path)))
+    run_id = airflow.trigger("patient")
+    eventually(lambda: list(tmp_path.glob("pid-*")))
+    (first,) = [psutil.Process(int(path.name.removeprefix("pid-"))) for path in tmp_path.glob("pid-*")]
+    os.kill(airflow.component_pid("scheduler"), signal.SIGKILL)
+    eventually(lambda: gone([first]))
+    (tmp_path / "go").touch()
+
+    assert airflow.wait("patient", run_id) == "success"
+    assert len(list(tmp_path.glob("pid-*"))) == 2
 
 
 @pytest.mark.slow

@@ -59,7 +59,9 @@ _DEFAULTS = {
     "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
     # Whoever looks at the log of a task under way asks a log server too: that there is none is not worth a traceback.
     "AIRFLOW__LOGGING__NAMESPACE_LEVELS": "airflow.utils.log.file_task_handler=CRITICAL",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
 }
 #: Other ways to name what is set here.
 _ELSEWHERE = ("AIRFLOW_CONFIG", "AIRFLOW__CORE__SQL_ALCHEMY_CONN", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC")
