@@ -116,11 +116,11 @@ def test_a_dag_runs(airflow: AirflowServer) -> None:
 
 
 def test_nothing_listens_on_other_interfaces(airflow: AirflowServer) -> None:
+    ours = {process.pid for process in family(airflow)}
     listening = [
         connection.laddr
-        for process in family(airflow)
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
+        for connection in psutil.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in ours
     ]
 
     assert {address.ip for address in listening} == {"127.0.0.1"}
