@@ -9,16 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twophase.airflow.approve import ApproveOperator
     from twophase.airflow.assets import asset
     from twophase.airflow.dag import TwophaseDag, TwophaseTaskGroup
     from twophase.airflow.maintenance import maintenance_dags
-    from twophase.airflow.operators import (
-        AbortOperator,
-        ApproveOperator,
-        CommitOperator,
-        RecoverOperator,
-        SweepOperator,
-    )
+    from twophase.airflow.operators import AbortOperator, CommitOperator, RecoverOperator, SweepOperator
     from twophase.airflow.stage import StageOperator
 
 __all__ = [
@@ -36,7 +31,7 @@ __all__ = [
 
 _HOMES = {
     "AbortOperator": "operators",
-    "ApproveOperator": "operators",
+    "ApproveOperator": "approve",
     "CommitOperator": "operators",
     "RecoverOperator": "operators",
     "StageOperator": "stage",

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import AssetAlias, BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, DownstreamTasksSkipped
 
 from twophase.airflow import tasks
 from twophase.airflow.assets import asset, event
 from twophase.airflow.links import CheckpointLink
-from twophase.airflow.staging import APPROVAL
 from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError, Fenced, TwophaseError
@@ -73,7 +71,10 @@ class CommitOperator(BaseOperator):
         self.worked_on: Key | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Pass the commit point, unless that is done, then promote; return the ids."""
+        """Pass the commit point, unless that is done, then promote; return the ids.
+
+        What is committed leaves nothing to clean up, so the abort task is skipped, which saves the start of a task.
+        """
         run = tasks.run_of(context)
         key = self.worked_on = staged(context, self.stage_task_id)
         with tasks.record(context) as record:
@@ -84,7 +85,13 @@ class CommitOperator(BaseOperator):
         log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = event(done)
-        return tasks.ids(key)
+        cleanup = [task for task in self.get_direct_relatives(upstream=False) if isinstance(task, AbortOperator)]
+        if not cleanup:
+            return tasks.ids(key)
+        ti = context["ti"]
+        ti.xcom_push("return_value", tasks.ids(key))
+        skipped = [(task.task_id, ti.map_index) for task in cleanup]
+        raise DownstreamTasksSkipped(tasks=skipped)  # type: ignore[no-untyped-call]
 
     def _commit(self, protocol: Coordinator, revision: Revision, context: Context) -> Revision:
         if revision.run != tasks.run_of(context):
@@ -179,52 +186,6 @@ def kill_job(revision: Revision) -> None:
     except (AirflowException, OSError) as error:
         # Nothing depends on it: what it still writes is in a place of its own, which is never promoted.
         log.warning("%s: its job %s could not be killed: %s", revision.key, revision.job["id"], error)
-
-
-class ApproveOperator(ApprovalOperator):
-    """Waits for a person's vote on what is staged; rejecting it aborts the revision."""
-
-    operator_extra_links = (CheckpointLink(),)
-
-    def __init__(self, *, pipeline: Pipeline, stage_task_id: str = "stage", **kwargs: Any) -> None:
-        """Ask for a yes or a no; nothing expires, unless `response_timeout` says so."""
-        settled = {"subject": f"Commit a checkpoint of {pipeline.name}?", "fail_on_reject": True, **kwargs}
-        super().__init__(**settled)
-        self.stage_task_id = stage_task_id
-        self.worked_on: Key | None = None
-
-    def execute(self, context: Context) -> Any:
-        """Tell what is staged and wait; what is decided or approved already needs nobody."""
-        key = self.worked_on = staged(context, self.stage_task_id)
-        with tasks.record(context) as record:
-            protocol = protocol_of(record, key.pipeline, context)
-            revision = protocol.transact(lambda tx: tx.revision(key))
-            if revision.state is not State.OPEN:
-                log.info("%s: %s, nobody has to approve it", key, revision.state.lower())
-                return None
-            participants = protocol.transact(lambda tx: tx.participants(key))
-        self.subject = f"Commit {key}?"
-        told = [
-            f"- **{p.name}**: " + (f"{p.manifest['rows']} rows" if p.kind == "sink" else p.reason or "passed")
-            for p in participants
-            if p.kind != "approval"
-        ]
-        slot = f"Slot {revision.slot}\n\n" if revision.slot else ""
-        self.body = f"{slot}Staged, invisible to readers:\n\n" + "\n".join(told)
-        return super().execute(context)
-
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Record the vote, in the name of the person who gave it."""
-        key = self.worked_on = staged(context, self.stage_task_id)
-        if "error" not in event:
-            person = (event.get("responded_by_user") or {}).get("name") or "the default after the time-out"
-            yes = event["chosen_options"] == [self.APPROVE]
-            with tasks.record(context) as record:
-                protocol = protocol_of(record, key.pipeline, context)
-                revision = protocol.transact(lambda tx: tx.revision(key))
-                protocol.vote(revision, APPROVAL, yes=yes, reason=f"by {person}")
-            log.info("%s: %s by %s", key, "approved" if yes else "rejected", person)
-        return super().execute_complete(context, event)
 
 
 class SelectOperator(BaseOperator):
