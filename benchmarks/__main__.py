@@ -10,7 +10,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import audits, files, history, landing, machine, memory, million, place, promotion, report, verifying
+from benchmarks import (
+    audits,
+    files,
+    history,
+    importing,
+    landing,
+    machine,
+    memory,
+    million,
+    place,
+    promotion,
+    report,
+    scheduling,
+    verifying,
+)
 from benchmarks.harness import Measure
 
 MEASURES: dict[str, Measure[Any]] = {
@@ -25,6 +39,9 @@ MEASURES: dict[str, Measure[Any]] = {
         landing.MEASURE,
         audits.MEASURE,
         verifying.MEASURE,
+        importing.MEASURE,
+        scheduling.CHECKPOINT,
+        scheduling.RECOVERY,
     )
 }
 RESULTS = Path(__file__).parent / "results"

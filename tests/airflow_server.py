@@ -44,6 +44,8 @@ QUICK = {
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
 }
 ENDED = ("success", "failed")
+#: A password in a connection that every task could read, and that must turn up nowhere.
+CANARY = "canary-5f1d2c9b7e"
 
 
 class Refused(Exception):
@@ -73,6 +75,7 @@ class AirflowServer:
         self.environment = {
             **inherited,
             **QUICK,
+            "AIRFLOW_CONN_CANARY": f"postgres://somebody:{CANARY}@127.0.0.1:5432/somewhere",
             "TWOPHASE_HOME": str(self.home),
             "TWOPHASE_DAGS": str(self.dags),
             "TWOPHASE_SPARK_JOBS": str(self.home / "spark_jobs"),

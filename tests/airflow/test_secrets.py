@@ -1,0 +1,94 @@
+"""A secret stays where it was put: in no template, log, XCom, command line, Spark environment, record or page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+from sqlalchemy import create_engine, text
+
+from airflow_cases import Case
+from airflow_server import CANARY, AirflowServer
+from twophase.local import postgres
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
+
+
+def test_no_secret_leaves_its_place(airflow: AirflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(airflow)
+    case.land(1)
+    case.hold()
+    run = case.trigger()
+    case.until_running()
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    around_spark = [Path(f"/proc/{process.pid}/environ").read_text(errors="replace") for process in case.spark()]
+    case.let_go()
+    assert case.wait(run) == "success"
+
+    secrets = {CANARY, *passwords(airflow)}
+    places = {
+        "command lines": lines,
+        "Spark's environment": around_spark,
+        "logs": [path.read_text(errors="replace") for path in (airflow.home / "logs").rglob("*") if path.is_file()],
+        "templates and XCom": [told(airflow, case.name, run, task) for task in ("stage", "commit", "abort")],
+        "the record": [dump(airflow, monkeypatch)],
+        "pages": [
+            airflow.request("GET", f"/twophase{page}", token=airflow.token("admin"))
+            for page in ("/", f"/pipelines/{case.name}", f"/pipelines/{case.name}/checkpoints/1")
+        ],
+    }
+
+    assert all(places.values())
+    assert not [(place, secret) for place, texts in places.items() for secret in secrets if secret in "\n".join(texts)]
+
+
+def passwords(airflow: AirflowServer) -> list[str]:
+    """Return what the local Airflow and its PostgreSQL keep in files that only their owner reads."""
+    files = [airflow.home / "postgres" / "password", *(airflow.home / "airflow" / "secrets").iterdir()]
+    found = [path.read_text().strip() for path in files if path.suffix != ".json"]
+    return [secret for secret in found if len(secret) > 8]
+
+
+def told(airflow: AirflowServer, dag_id: str, run: str, task: str) -> str:
+    place = f"dags/{dag_id}/dagRuns/{quote(run, safe='')}/taskInstances/{task}"
+    entries = airflow.api("GET", f"{place}/xcomEntries")["xcom_entries"]
+    values = [airflow.api("GET", f"{place}/xcomEntries/{quote(entry['key'])}") for entry in entries]
+    return f"{airflow.api('GET', place)} {values}"
+
+
+def dump(airflow: AirflowServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return every row of the record as text."""
+    monkeypatch.setenv("TWOPHASE_HOME", str(airflow.home))
+    dsn = postgres.running()
+    assert dsn is not None
+    engine = create_engine(dsn)
+    with engine.connect() as connection:
+        names = connection.execute(
+            text("SELECT table_name FROM information_schema.tables WHERE table_schema = 'twophase'")
+        ).scalars()
+        rows = [connection.execute(text(f'SELECT t::text FROM twophase."{name}" t')).scalars().all() for name in names]
+    engine.dispose()
+    return "\n".join(row for table in rows for row in table)
+
+
+def test_the_examples_import_without_errors(airflow: AirflowServer, tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "dags"
+    environment = {**airflow.environment, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__DAGS_FOLDER": str(examples)}
+    code = (
+        "from airflow.dag_processing.dagbag import DagBag\n"
+        f"found = DagBag({str(examples)!r})\n"
+        "assert not found.import_errors, found.import_errors\n"
+        "print(*sorted(found.dags))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+
+    names = done.stdout.splitlines()[-1].split()
+    for name in ("word_count", "orders", "clicks", "visits", "invoices"):
+        assert {name, f"{name}__replay"} <= set(names)
+    assert {"twophase_recover", "twophase_sweep"} <= set(names)
