@@ -89,9 +89,9 @@ class Case:
         self.source = f"{before}\n{self.source}"
         self.declare(self.source)
 
-    def declare(self, source: str) -> None:
+    def declare(self, source: str, *dag_ids: str) -> None:
         """Put the DAG's file there."""
-        self.airflow.add_dag(f"{self.name}.py", source, self.name)
+        self.airflow.add_dag(f"{self.name}.py", source, *(dag_ids or (self.name,)))
 
     # --- what the test does ------------------------------------------------------------------------------------------
 

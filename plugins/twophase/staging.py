@@ -47,7 +47,8 @@ class Staging:
 
     def stage(self, attempt: Revision, stager: Stager, folder: Path, lease: Lease) -> None:
         """Let every write be staged, check it, vote for it, and let the audits vote; any failure is raised."""
-        participants = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch and p.vote is None]
+        mine = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch]
+        participants = [p for p in mine if p.vote is None]  # an adopted attempt may have votes already
         plan = self._plan(attempt, participants)
         self._check_input(plan)
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
@@ -56,7 +57,7 @@ class Staging:
             lease.check()
             self._vote(attempt, plan, participant, staged[participant.name])
         if attempt.state is State.OPEN:  # not when what is decided is staged again
-            found = {p.name: (p, staged[p.name]) for p in participants}
+            found = {p.name: (p, p.manifest if p.vote else staged[p.name]) for p in mine}
             audit(self.coordinator, self.pipeline, attempt, found, lease.check)
         shutil.rmtree(folder, ignore_errors=True)
         lease.check()

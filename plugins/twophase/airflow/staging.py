@@ -275,6 +275,7 @@ class Submission:
         return {
             name: self.operator.pipeline.sinks[name].inspect(plan.key, plan.attempt, name, write["handle"])
             for name, write in plan.writes.items()
+            if write["handle"] is not None
         }
 
 
