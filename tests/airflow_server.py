@@ -31,7 +31,7 @@ QUICK = {
     "TWOPHASE_LEASE": "3",
     "AIRFLOW__CORE__KILLED_TASK_CLEANUP_TIME": "5",
     "AIRFLOW__CORE__PARALLELISM": "6",
-    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "2",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # a file that was changed does not wait for it
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "1",
     "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
@@ -177,13 +177,13 @@ class AirflowServer:
         """Write a DAG file (at once, never half of it), and wait until its DAGs are there and unpaused."""
         aside = self.dags / f".{file}.{uuid.uuid4().hex}"
         aside.write_text(source, encoding="utf-8")
+        written = datetime.now(UTC)
         aside.rename(self.dags / file)
         for dag_id in dag_ids or (file.removesuffix(".py"),):
-            self.wait_for_dag(dag_id)
+            self.wait_for_dag(dag_id, written)
 
-    def wait_for_dag(self, dag_id: str, timeout: float = 60) -> None:
-        """Wait until Airflow has read the DAG's file as it is now, then unpause the DAG."""
-        asked = datetime.now(UTC)
+    def wait_for_dag(self, dag_id: str, since: datetime | None = None, timeout: float = 90) -> None:
+        """Wait until Airflow has read the DAG's file (since some time), then unpause the DAG."""
 
         def fresh() -> bool:
             try:
@@ -194,7 +194,8 @@ class AirflowServer:
                 errors = self.api("GET", "importErrors")["import_errors"]
                 assert not errors, errors[0]["stack_trace"]
                 return False
-            return not found["is_stale"] and datetime.fromisoformat(found["last_parsed_time"]) > asked
+            parsed = datetime.fromisoformat(found["last_parsed_time"])
+            return not found["is_stale"] and (since is None or parsed > since)
 
         eventually(fresh, timeout)
         self.api("PATCH", f"dags/{quote(dag_id)}", is_paused=False)

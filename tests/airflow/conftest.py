@@ -9,6 +9,16 @@ import pytest
 from airflow_server import AirflowServer
 
 
+@pytest.fixture(autouse=True)
+def _no_dag_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take the DAGs of a test away at its end, so that nobody parses them for ever."""
+    yield
+    if "airflow" in request.fixturenames:
+        server: AirflowServer = request.getfixturevalue("airflow")
+        for file in server.dags.glob("case_*.py"):
+            file.unlink()
+
+
 @pytest.fixture(scope="session")
 def airflow() -> Iterator[AirflowServer]:
     """Start Airflow once: short lease, short time-outs, an empty folder of DAGs."""
