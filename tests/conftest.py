@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
@@ -19,6 +20,9 @@ from twophase.local import postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: Where Airflow would put a configuration of its own, should a test import it.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="twophase-airflow-home-"))
 
 #: Short, so that a test that waits out a dead process's lease does not wait long.
 LEASE = "3"
