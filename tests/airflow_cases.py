@@ -156,34 +156,20 @@ class Case:
 
         return f"dags/{self.name}/dagRuns/{quote(run_id, safe='')}"
 
-    def runner(self, task_id: str = "stage") -> psutil.Process:
-        """Return the process that runs a task of this pipeline: the parent of its spark-submit."""
-        for process in psutil.process_iter():
-            if self._is_spark(process):
-                parent = process.parent()
-                if parent is not None and not self._is_spark(parent):
-                    return parent
-        msg = f"no Spark of {self.name} runs for {task_id}"
-        raise AssertionError(msg)
-
     def spark(self) -> list[psutil.Process]:
         """Return the processes of this pipeline's Spark jobs."""
         return [process for process in psutil.process_iter() if self._is_spark(process)]
 
     def _is_spark(self, process: psutil.Process) -> bool:
-        try:
-            command = " ".join(process.cmdline())
-        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            return False
-        return f"runs/{self.name}/" in command
+        return f"runs/{self.name}/" in _command(process)
 
-    def kill_runner(self) -> None:
-        """Kill the runner of the stage task, and first the worker that would report its death."""
-        runner = self.runner()
-        worker = runner.parent()
-        for process in (worker, runner):
-            if process is not None:
-                os.kill(process.pid, signal.SIGKILL)
+    def kill_runner(self, run_id: str, task_id: str = "stage") -> None:
+        """Kill the runner of a task, and first the worker that would report its death; what it started lives on."""
+        instance = self.airflow.api("GET", f"{self._place(run_id)}/taskInstances/{task_id}")["id"]
+        (worker,) = [one for one in psutil.process_iter() if instance in _command(one)]
+        runners = worker.children()
+        for process in (worker, *runners):
+            os.kill(process.pid, signal.SIGKILL)
 
     # --- what became of it -------------------------------------------------------------------------------------------
 
@@ -213,3 +199,11 @@ class Case:
     def tasks(self, run_id: str) -> dict[str, str | None]:
         """Return the state of each task of a run."""
         return self.airflow.task_states(self.name, run_id)
+
+
+def _command(process: psutil.Process) -> str:
+    """Return the command line of a process; nothing of one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+        return ""

@@ -177,7 +177,7 @@ def test_a_killed_runner_takes_its_spark_along_and_the_retry_commits(airflow: Ai
     run = case.trigger()
     case.until_running()
 
-    case.kill_runner()
+    case.kill_runner(run)
 
     eventually(lambda: not case.spark(), 30)
     case.let_go()
@@ -198,7 +198,7 @@ def test_a_driver_that_outlives_its_runner_changes_nothing_and_is_swept(airflow:
     run = case.trigger()
     case.until_running()
 
-    case.kill_runner()
+    case.kill_runner(run)
     case.until_running()  # the next try, while the orphan is still held
     assert any("r1.a1." in " ".join(process.cmdline()) for process in case.spark())
     case.let_go()
