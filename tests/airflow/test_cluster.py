@@ -43,6 +43,13 @@ def cluster(airflow: AirflowServer) -> Iterator[Cluster]:
     """Start a master and two workers, and a connection to them in Airflow."""
     with Cluster(airflow.home / "cluster") as started:
         connect(airflow, "spark_cluster", started, "client")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def rest_cluster(airflow: AirflowServer) -> Iterator[Cluster]:
+    """Start a cluster that runs drivers, too."""
+    with Cluster(airflow.home / "rest_cluster", rest=True) as started:
         connect(airflow, "spark_cluster_mode", started, "cluster")
         yield started
 
@@ -82,11 +89,11 @@ def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ten.jar"
 
 
-def in_cluster_mode(airflow: AirflowServer, cluster: Cluster, jar: Path, retries: int) -> Case:
+def in_cluster_mode(airflow: AirflowServer, rest_cluster: Cluster, jar: Path, retries: int) -> Case:
     """Declare a pipeline whose driver runs on the cluster."""
     arguments = ["{{ staging('lake') }}", str(airflow.home / "gate" / "NAME")]
     spark = (
-        f'conn_id="spark_cluster_mode", properties_file={str(cluster.properties)!r}, application={str(jar)!r},'
+        f'conn_id="spark_cluster_mode", properties_file={str(rest_cluster.properties)!r}, application={str(jar)!r},'
         f' java_class="Ten", application_args={arguments!r}, driver_memory="512m", executor_memory="512m"'
     )
     case = Case(airflow, retries=retries, transform=None, spark=spark, name=None)
@@ -101,9 +108,9 @@ def running(case: Case) -> list[Path]:
 
 
 def test_a_driver_that_outlived_its_task_is_adopted_by_the_next_try(
-    airflow: AirflowServer, cluster: Cluster, jar: Path
+    airflow: AirflowServer, rest_cluster: Cluster, jar: Path
 ) -> None:
-    case = in_cluster_mode(airflow, cluster, jar, retries=2)
+    case = in_cluster_mode(airflow, rest_cluster, jar, retries=2)
     run = case.trigger()
     eventually(lambda: running(case), 180)
 
@@ -118,9 +125,9 @@ def test_a_driver_that_outlived_its_task_is_adopted_by_the_next_try(
 
 
 def test_a_driver_on_the_cluster_is_killed_when_its_stage_is_marked_failed(
-    airflow: AirflowServer, cluster: Cluster, jar: Path
+    airflow: AirflowServer, rest_cluster: Cluster, jar: Path
 ) -> None:
-    case = in_cluster_mode(airflow, cluster, jar, retries=0)
+    case = in_cluster_mode(airflow, rest_cluster, jar, retries=0)
     run = case.trigger()
     eventually(lambda: running(case), 180)
     driver = case.show()["job"]["id"]
@@ -128,7 +135,7 @@ def test_a_driver_on_the_cluster_is_killed_when_its_stage_is_marked_failed(
     case.mark(run, "stage", "failed")
 
     assert case.wait(run) == "failed"
-    eventually(lambda: status(cluster, driver)["driverState"] == "KILLED", 60)
+    eventually(lambda: status(rest_cluster, driver)["driverState"] == "KILLED", 60)
     assert case.states() == [(1, 1, "ABORTED")]
 
 

@@ -41,6 +41,8 @@ class Cluster:
     workers: int = 2
     cores: int = 1
     memory: str = "1g"
+    #: Drivers in cluster mode are submitted, asked for and killed by REST, which knows no secret.
+    rest: bool = False
     port: int = field(init=False, default=0)
     rest_port: int = field(init=False, default=0)
     ui_port: int = field(init=False, default=0)
@@ -63,11 +65,12 @@ class Cluster:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         files.write(
             self.properties,
-            "spark.authenticate true\n"
-            f"spark.authenticate.secret {secrets.token_hex(16)}\n"
-            "spark.master.rest.enabled true\n"
-            f"spark.master.rest.port {self.rest_port}\n"
-            f"spark.driver.host {HOST}\n"
+            (
+                f"spark.master.rest.enabled true\nspark.master.rest.port {self.rest_port}\n"
+                if self.rest
+                else f"spark.authenticate true\nspark.authenticate.secret {secrets.token_hex(16)}\n"
+            )
+            + f"spark.driver.host {HOST}\n"
             f"spark.driver.bindAddress {HOST}\n"
             "spark.ui.enabled false\n",
         )
