@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import duckdb
@@ -36,11 +36,33 @@ def test_a_run_without_new_input_is_skipped_and_green_and_sends_no_event(airflow
     assert not airflow.api("GET", f"assets/events?source_dag_id={case.name}")["asset_events"]
 
 
-def test_each_commit_sends_an_event_with_its_ids(airflow: AirflowServer) -> None:
+class Done(NamedTuple):
+    """A run that has committed two rows."""
+
+    case: Case
+    run: str
+
+
+@pytest.fixture(scope="module")
+def done(airflow: AirflowServer) -> Done:
+    """Let one checkpoint through, for several tests to look at."""
     case = Case(airflow)
     case.land(1, 2)
+    run = case.trigger()
+    assert case.wait(run) == "success"
+    return Done(case, run)
 
-    assert case.run() == "success"
+
+def test_a_commit_leaves_nothing_to_clean_up(done: Done) -> None:
+    case, run = done
+
+    assert case.tasks(run) == {"stage": "success", "commit": "success", "abort": "skipped"}
+    assert case.states() == [(1, 1, "COMMITTED")]
+    assert case.rows() == [1, 2]
+
+
+def test_each_commit_sends_an_event_with_its_ids(airflow: AirflowServer, done: Done) -> None:
+    case, _ = done
 
     (event,) = airflow.api("GET", f"assets/events?source_dag_id={case.name}")["asset_events"]
     assert event["uri"] == f"twophase://{case.name}/lake"
@@ -48,11 +70,8 @@ def test_each_commit_sends_an_event_with_its_ids(airflow: AirflowServer) -> None
     assert told == {"pipeline": case.name, "checkpoint_id": 1, "revision": 1, "commit_seq": 1, "rows": 2}
 
 
-def test_xcom_holds_ids_only_and_the_task_links_to_its_checkpoint(airflow: AirflowServer) -> None:
-    case = Case(airflow)
-    case.land(1)
-    run = case.trigger()
-    assert case.wait(run) == "success"
+def test_xcom_holds_ids_only_and_the_task_links_to_its_checkpoint(airflow: AirflowServer, done: Done) -> None:
+    case, run = done
     place = f"dags/{case.name}/dagRuns/{quote(run, safe='')}/taskInstances/stage"
 
     entries = airflow.api("GET", f"{place}/xcomEntries")["xcom_entries"]
