@@ -18,6 +18,7 @@ from twophase.core.errors import (
     IllegalTransition,
     InputMissing,
     Parked,
+    Retryable,
     SchemaChanged,
 )
 from twophase.core.slots import Slot
@@ -59,6 +60,8 @@ def failing_for_good() -> Iterator[None]:
     """Let an error that another try would only repeat fail the task without one."""
     try:
         yield
+    except Retryable:
+        raise
     except FINAL as error:
         raise AirflowFailException(str(error)) from error
 

@@ -35,7 +35,7 @@ from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
 from twophase.core.checkpoint import Json, Key, Output, Participant, Revision, Run
-from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable
+from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable, Unreachable
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
@@ -109,7 +109,7 @@ class PostgresRecord:
             where = make_url(dsn).set(query={}).render_as_string(hide_password=True)
             reason = str(error.orig if isinstance(error, OperationalError) else error).strip().splitlines()[0]
             msg = f"committer database {where}: {reason}; check TWOPHASE_DSN, or unset it to use the embedded one"
-            raise ConfigError(msg) from None
+            raise Unreachable(msg) from None
         return cls(engine, who=who)
 
     @contextmanager

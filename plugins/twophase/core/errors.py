@@ -91,6 +91,10 @@ class ConfigError(TwophaseError):
     """The declaration, a setting or an argument is wrong; nothing was changed."""
 
 
+class Unreachable(ConfigError, StoreUnavailable):
+    """Nobody answers where the committer database should be: it is down for now, or the address is wrong."""
+
+
 class InputMissing(TwophaseError):
     """There is nothing where an interval's input should be; nothing was recorded."""
 
