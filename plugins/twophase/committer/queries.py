@@ -5,7 +5,7 @@ Every question has an index behind it and pages by key: a million checkpoints an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -47,6 +47,40 @@ def pipelines(connection: Connection) -> list[dict[str, Any]]:
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
+def overview(connection: Connection, wanted: Collection[str]) -> list[dict[str, Any]]:
+    """List some pipelines: last commit, and how many of their revisions are pending, parked and stale."""
+    query = text("""
+        SELECT lag.*, coalesce(old.stale, 0) AS stale,
+               (SELECT count(*) FROM twophase.revision r WHERE r.pipeline = lag.pipeline
+                  AND r.state = 'COMMITTING' AND r.parked_reason IS NOT NULL) AS parked
+        FROM twophase.lag
+        LEFT JOIN (SELECT pipeline, count(DISTINCT checkpoint_id) AS stale FROM twophase.stale
+                   WHERE pipeline = ANY(:wanted) GROUP BY pipeline) old USING (pipeline)
+        WHERE pipeline = ANY(:wanted) ORDER BY pipeline""")
+    return [dict(row._mapping) for row in connection.execute(query, {"wanted": list(wanted)})]
+
+
+def dags(connection: Connection) -> dict[str, list[str]]:
+    """Map every pipeline to the DAGs that run it."""
+    found: dict[str, list[str]] = {name: [] for name in names(connection)}
+    d = t.pipeline_dag.c
+    for row in connection.execute(select(d.pipeline, d.dag_id).order_by(d.pipeline, d.dag_id)):
+        found[row.pipeline].append(row.dag_id)
+    return found
+
+
+def dags_of(connection: Connection, pipeline: str) -> list[str]:
+    """Return the DAGs that run a pipeline; none also if it is not in the record."""
+    d = t.pipeline_dag.c
+    return list(connection.execute(select(d.dag_id).where(d.pipeline == pipeline).order_by(d.dag_id)).scalars())
+
+
+def pipelines_of(connection: Connection, dag_id: str) -> list[str]:
+    """Return the pipelines that a DAG runs."""
+    d = t.pipeline_dag.c
+    return list(connection.execute(select(d.pipeline).where(d.dag_id == dag_id).order_by(d.pipeline)).scalars())
+
+
 def checkpoints(
     connection: Connection,
     pipeline: str,
@@ -65,6 +99,13 @@ def checkpoints(
     elif before is not None:
         wanted &= (r.checkpoint_id < before) & (t.checkpoint.c.checkpoint_id < before)
     query = _LISTING.where(wanted).order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(limit)
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def revisions(connection: Connection, pipeline: str, checkpoint_id: int, limit: int = 100) -> list[dict[str, Any]]:
+    """List a checkpoint's revisions, newest first."""
+    wanted = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
+    query = _LISTING.where(wanted).order_by(r.revision.desc()).limit(limit)
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
@@ -245,20 +286,29 @@ def rows_before(connection: Connection, key: Key, slot: str | None, sink: str) -
     return found
 
 
-def stale(connection: Connection, pipeline: str | None = None) -> list[dict[str, Any]]:
+def stale(
+    connection: Connection, pipeline: str | None = None, checkpoint_id: int | None = None
+) -> list[dict[str, Any]]:
     """List the committed checkpoints that were made from revisions which were replaced since."""
-    if pipeline is not None:
-        _require(connection, pipeline)
-    where = "" if pipeline is None else "WHERE pipeline = :pipeline"
-    query = text(f"SELECT * FROM twophase.stale {where} ORDER BY pipeline, checkpoint_id, upstream_checkpoint_id")  # noqa: S608 - no user's text
-    return [dict(row._mapping) for row in connection.execute(query, {"pipeline": pipeline} if pipeline else {})]
+    return _view(connection, "stale", "pipeline, checkpoint_id, upstream_checkpoint_id", pipeline, checkpoint_id)
 
 
-def pending(connection: Connection, pipeline: str | None = None) -> list[dict[str, Any]]:
+def pending(
+    connection: Connection, pipeline: str | None = None, checkpoint_id: int | None = None
+) -> list[dict[str, Any]]:
     """List what has not ended, parked ones first."""
+    order = "parked_reason IS NULL, pipeline, checkpoint_id, revision"
+    return _view(connection, "pending", order, pipeline, checkpoint_id)
+
+
+def _view(
+    connection: Connection, view: str, order: str, pipeline: str | None, checkpoint_id: int | None
+) -> list[dict[str, Any]]:
+    """Read a view: all of it, one pipeline's part, or one checkpoint's."""
     if pipeline is not None:
         _require(connection, pipeline)
-    where = "" if pipeline is None else "WHERE pipeline = :pipeline"
-    order = "parked_reason IS NULL, pipeline, checkpoint_id, revision"
-    query = text(f"SELECT * FROM twophase.pending {where} ORDER BY {order}")  # noqa: S608 - no user's text
-    return [dict(row._mapping) for row in connection.execute(query, {"pipeline": pipeline} if pipeline else {})]
+    wanted = {"pipeline": pipeline, "checkpoint_id": checkpoint_id}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    where = " AND ".join(f"{name} = :{name}" for name in wanted) or "true"
+    query = text(f"SELECT * FROM twophase.{view} WHERE {where} ORDER BY {order}")  # noqa: S608 - no user's text
+    return [dict(row._mapping) for row in connection.execute(query, wanted)]

@@ -1,0 +1,72 @@
+"""What Airflow is told of Twophase: the pages of the commit table, and the provider's name.
+
+Airflow imports this in every component and every task, so that nothing but the class is made here. The pages, and
+FastAPI with them, are imported when the api-server asks for its apps, which nobody else does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from airflow.plugins_manager import AirflowPlugin
+
+#: Below Airflow's own address.
+PREFIX = "/twophase"
+
+
+def _icon(colour: str) -> str:
+    """Draw two phases: a circle around a tick."""
+    drawing = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" fill="none" stroke-width="2"'
+        f' stroke="{colour}" stroke-linecap="round" stroke-linejoin="round"><circle cx="12" cy="12" r="9"/>'
+        '<path d="m8 12 3 3 5-6"/></svg>'
+    )
+    return f"data:image/svg+xml,{quote(drawing)}"
+
+
+class TwophasePlugin(AirflowPlugin):
+    """The commit table: in the navigation, and on each DAG that runs a pipeline."""
+
+    name = "twophase"
+
+    #: Relative, so that they are right below any base URL of Airflow.
+    external_views: list[Any] = [  # noqa: RUF012 - Airflow's own kind of attribute
+        {
+            "name": "Commit table",
+            "href": f"{PREFIX.lstrip('/')}/",
+            "destination": "nav",
+            "nav_top_level": True,
+            "url_route": "twophase",
+            "icon": _icon("black"),
+            "icon_dark_mode": _icon("white"),
+        },
+        {
+            "name": "Commits",
+            "href": f"{PREFIX.lstrip('/')}/dags/{{DAG_ID}}",
+            "destination": "dag",
+            "url_route": "twophase-commits",
+            "icon": _icon("black"),
+            "icon_dark_mode": _icon("white"),
+        },
+    ]
+
+    @property
+    def fastapi_apps(self) -> list[Any]:  # type: ignore[override]
+        """Return the pages; only the api-server asks."""
+        from twophase.web.app import app
+
+        return [{"app": app(), "url_prefix": PREFIX, "name": "Twophase"}]
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Describe the provider (entry point `apache_airflow_provider`)."""
+    from importlib.metadata import metadata
+
+    about = metadata("twophase")
+    return {
+        "package-name": about["Name"],
+        "name": "Twophase",
+        "description": about["Summary"],
+        "versions": [about["Version"]],
+    }

@@ -1,0 +1,116 @@
+"""How the record reads on a page: the command line's words and colours, times in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, time, timedelta
+from typing import Any
+from urllib.parse import quote
+
+from twophase.cli.output import STYLES, size
+from twophase.cli.people import command_for
+from twophase.core.slots import Slot
+from twophase.core.states import State
+
+#: Largest first: (seconds, singular).
+_UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+_SECONDS = 60
+_HOURS = 48
+
+
+_ITS_OWN_RUN = "Nobody works on it now. Its own run goes on with it; if that is gone,"
+_NEXT_RUN = "Nobody works on it. The next run finishes it, and so does"
+#: What is to be said before the command for a pending revision that nobody works on.
+_PENDING = {
+    "parked": "It is decided and cannot be promoted without a person. Put back what is missing, or",
+    State.OPEN: _ITS_OWN_RUN,
+    State.PRECOMMITTED: _ITS_OWN_RUN,
+    State.COMMITTING: _NEXT_RUN,
+    State.ABORTING: _NEXT_RUN,
+}
+
+
+def colour(state: str) -> str:
+    """Return the colour of a state on the command line, which the style sheet has a class for."""
+    return STYLES[state]
+
+
+def number(value: int | None) -> str:
+    """Return a number with its thousands apart."""
+    return "" if value is None else f"{value:,}"
+
+
+def moment(value: datetime | None) -> str:
+    """Return a time in UTC, to the second."""
+    return "" if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def ago(value: timedelta | None) -> str:
+    """Return how long ago something was, in the largest unit that fits."""
+    if value is None:
+        return ""
+    seconds = max(value.total_seconds(), 0)
+    length, unit = next((found for found in _UNITS if seconds >= found[0]), _UNITS[-1])
+    count = int(seconds // length)
+    return "just now" if seconds < 1 else f"{count} {unit}{'' if count == 1 else 's'} ago"
+
+
+def slot(value: str | None) -> str:
+    """Return a slot as people read it: an interval without what goes without saying, a partition key as it is."""
+    if not value:
+        return ""
+    parsed = Slot.parse(value)
+    start, end = parsed.start, parsed.end
+    if start is None or end is None:
+        return value
+    if start.time() == end.time() == time():
+        return f"{start:%Y-%m-%d} → {end:%Y-%m-%d}"
+    clock = "%H:%M:%S" if start.second or end.second else "%H:%M"
+    whole = f"%Y-%m-%d {clock}"
+    return f"{start:{whole}} → {end:{clock if start.date() == end.date() else whole}}"
+
+
+def segment(value: str) -> str:
+    """Return a text as one part of a path."""
+    return quote(value, safe="")
+
+
+def took(row: Mapping[str, Any]) -> str:
+    """Return how long it was from begin until everybody could see it."""
+    if row["committed_at"] is None or row["revision"] == 0:
+        return ""
+    seconds = max((row["committed_at"] - row["created_at"]).total_seconds(), 0)
+    if seconds < _SECONDS:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= _HOURS:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+
+
+def advice(found: Mapping[str, Any], pending: Mapping[str, Any] | None, *, stale: bool) -> tuple[str, str] | None:
+    """Return what a person may do about a revision, in words and as a command; None: nothing."""
+    which = f"{found['pipeline']} {found['checkpoint_id']}"
+    if pending is not None:
+        command = command_for(pending)
+        return (_PENDING["parked" if found["parked_reason"] else found["state"]], command) if command else None
+    if found["state"] == State.ABORTED:
+        words = "The next run takes its input again. To free the input for a later checkpoint,"
+        return words, f"twophase release {which} --reason …"
+    if stale:
+        command = f"twophase backfill {found['pipeline']} --checkpoints {found['checkpoint_id']}"
+        return "What it was made from was replaced since. To make it again,", command
+    return None
+
+
+FILTERS = {
+    "colour": colour,
+    "number": number,
+    "moment": moment,
+    "ago": ago,
+    "slot": slot,
+    "segment": segment,
+    "took": took,
+    "size": size,
+}

@@ -1,0 +1,162 @@
+"""A record with something of everything in it, for whoever shows it: each state, a parked, a stale, a failed one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import text
+
+from twophase.committer.record import PostgresRecord, PostgresTransaction
+from twophase.committer.registry import link, register
+from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant, Run
+from twophase.core.states import State
+
+DECLARATION = {
+    "reads": {"orders": {"class": "twophase.sources.files:Files"}},
+    "writes": {"lake": {"class": "twophase.sinks.files:Files"}, "mart": {"class": "twophase.sinks.files:Files"}},
+}
+AUDIT = "row_count: 1,200 rows, expected at least 1"
+PARKED = "sink lake: staged folder staging/00000009.r1.a1.7c1e is gone, and no marker says that it was promoted"
+FAILED = "audit not_null(customer): 3 of 1,200 rows have no customer; the first: {'order_id': 4711}"
+
+
+class Story(NamedTuple):
+    """How far one revision went."""
+
+    slot: str
+    state: State
+    kind: str = "regular"
+    parked: str | None = None
+    error: str | None = None
+
+
+STORIES = (
+    Story("2026-11-01T00:00:00Z/2026-11-02T00:00:00Z", State.COMMITTED),
+    Story("2026-11-01T00:00:00Z/2026-11-02T00:00:00Z", State.COMMITTED, "backfill"),
+    *(Story(f"2026-11-{day:02}T00:00:00Z/2026-11-{day + 1:02}T00:00:00Z", State.COMMITTED) for day in range(2, 9)),
+    Story("2026-11-09T00:00:00Z/2026-11-10T00:00:00Z", State.COMMITTING, parked=PARKED),
+    Story("2026-11-10T00:00:00Z/2026-11-11T00:00:00Z", State.ABORTED, error=FAILED),
+    Story("2026-11-11T00:00:00Z/2026-11-12T00:00:00Z", State.ABORTING),
+    Story("2026-11-12T00:00:00Z/2026-11-13T00:00:00Z", State.PRECOMMITTED),
+    Story("2026-11-13T00:00:00Z/2026-11-14T00:00:00Z", State.OPEN),
+)
+
+
+def fill(record: PostgresRecord, pipeline: str = "orders", dag_id: str | None = "orders") -> None:
+    """Enter a pipeline, and the stories of its checkpoints."""
+    enter(record, pipeline, dag_id)
+    numbers: dict[str, int] = {}
+    for story in STORIES:
+        run = Run(dag_id, f"{'backfill' if story.kind == 'backfill' else 'scheduled'}__{story.slot[:20]}")
+        with record.transaction() as tx:
+            tx.lock(pipeline)
+            if story.slot not in numbers:
+                numbers[story.slot] = tx.add_checkpoint(pipeline, story.slot, {"orders": files(pipeline, story)})
+            key = tx.add_revision(pipeline, numbers[story.slot], story.kind, run, 3600).key
+        tell(record, key, story)
+
+
+def enter(record: PostgresRecord, pipeline: str, dag_id: str | None, reads: Sequence[str] = ("orders",)) -> None:
+    """Put a pipeline into the record, as one that a DAG runs (None: that nobody has run with Airflow)."""
+    declaration = {**DECLARATION, "reads": dict.fromkeys(reads, {})}
+    with record.transaction() as tx:
+        register(tx.connection, pipeline, declaration, {}, lambda _old, _pending: [])
+        if dag_id:
+            link(tx.connection, pipeline, dag_id)
+
+
+def fill_downstream(record: PostgresRecord, pipeline: str = "daily_totals", upstream: str = "orders") -> Key:
+    """Enter a pipeline with one commit that was made from what was replaced since: it is stale."""
+    enter(record, pipeline, pipeline, [upstream])
+    with record.transaction() as tx:
+        tx.lock(pipeline)
+        source = {
+            upstream: Input(ranges={upstream: (1, 2)}, outputs=(Output(Key(upstream, 1, 1), 1, {}, {}),)),
+        }
+        number = tx.add_checkpoint(pipeline, None, source)
+        key = tx.add_revision(pipeline, number, "regular", Run(pipeline, "asset_triggered__1"), 3600).key
+        tx.fix_inputs(key, source)
+    tell(record, key, Story("", State.COMMITTED))
+    return key
+
+
+def files(pipeline: str, story: Story) -> Input:
+    """Return what a checkpoint reads: a dozen files of its day."""
+    day = story.slot[:10]
+    return Input(files=tuple(InputFile(f"{day}/{pipeline}-{n:02}.json", 18_000 + n, 1) for n in range(12)))
+
+
+def tell(record: PostgresRecord, key: Key, story: Story) -> None:
+    """Take a revision as far as its story goes, a transaction a step."""
+
+    def opened(tx: PostgresTransaction) -> None:
+        tx.move(key, State.OPEN, epoch=0, bump=True, why="attempt 1")
+        manifest = {"rows": 1200, "bytes": 96_400, "files": 4, "schema": []}
+        vote = None if story.state is State.OPEN else True
+        tx.replace_participants(
+            key,
+            [
+                Participant("lake", "sink", 1, vote=vote, manifest=manifest if vote else {}),
+                Participant("mart", "sink", 1, vote=vote, manifest=manifest if vote else {}),
+                Participant("row_count", "audit", 1, vote=vote, reason=AUDIT if vote else None),
+            ],
+        )
+
+    def decided(tx: PostgresTransaction) -> None:
+        tx.lock(key.pipeline)
+        seq = tx.take_commit_seq(key.pipeline)
+        tx.move(key, State.COMMITTING, epoch=1, commit_seq=seq, rows=2400, bytes=192_800, why="the commit point")
+
+    def finished(tx: PostgresTransaction) -> None:
+        older = tx.committed_revision(key.pipeline, key.checkpoint_id)
+        if older:
+            tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"replaced by r{key.revision}")
+        for sink in ("lake", "mart"):
+            tx.mark_committed(key, sink)
+        tx.move(key, State.COMMITTED, epoch=1, lease=None, why="promoted to lake, mart")
+
+    def aborting(tx: PostgresTransaction) -> None:
+        tx.move(key, State.ABORTING, epoch=1, lease=None, error=story.error, why=story.error or "its run failed")
+
+    steps = [opened]
+    if story.state in {State.PRECOMMITTED, State.COMMITTING, State.COMMITTED}:
+        steps.append(lambda tx: void(tx.move(key, State.PRECOMMITTED, epoch=1, lease=None, why="3 of 3 voted yes")))
+    if story.state in {State.COMMITTING, State.COMMITTED}:
+        steps.append(decided)
+    if story.parked:
+        reason = story.parked
+        steps.append(lambda tx: tx.park(key, reason))
+    if story.state is State.COMMITTED:
+        steps.append(finished)
+    if story.state in {State.ABORTING, State.ABORTED}:
+        steps.append(aborting)
+    if story.state is State.ABORTED:
+        steps.append(lambda tx: void(tx.move(key, State.ABORTED, epoch=1, why="staged output discarded")))
+    for step in steps:
+        with record.transaction() as tx:
+            step(tx)
+
+
+def void(_moved: bool) -> None:
+    """Forget an answer: every step has the same shape."""
+
+
+def fill_everything(dsn: str) -> None:
+    """Fill a record with what the tests of the pages look at.
+
+    - `orders`: every state, run by the DAG `orders` and, too, by `shared`;
+    - `daily_totals`: one stale commit, run by the DAG of its name;
+    - `secret`: run by the DAG `somebody_elses`;
+    - `scratch`: never run by Airflow.
+    """
+    record = PostgresRecord.open(dsn, who="test")
+    fill(record)
+    with record.transaction() as tx:
+        link(tx.connection, "orders", "shared")
+    fill_downstream(record)
+    enter(record, "secret", "somebody_elses")
+    enter(record, "scratch", None)
+    with record.engine.begin() as connection:
+        connection.execute(text("ANALYZE"))
+    record.engine.dispose()
