@@ -1,5 +1,10 @@
-"""Tells Airflow of Twophase where its plugins folder is this one; the class itself is in the package."""
+"""Registers the plugin where Airflow's plugins folder is this one.
 
-from twophase.web.plugin import TwophasePlugin
+An installed distribution registers it by its entry point, and Airflow reports a second one of the same name as an
+error: then there is nothing to find here.
+"""
 
-__all__ = ["TwophasePlugin"]
+from importlib.metadata import entry_points
+
+if not entry_points(group="airflow.plugins", name="twophase"):
+    from twophase.web.plugin import TwophasePlugin  # noqa: F401 - Airflow finds it here

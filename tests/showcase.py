@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import text
@@ -59,7 +59,7 @@ def fill(record: PostgresRecord, pipeline: str = "orders", dag_id: str | None = 
 
 def enter(record: PostgresRecord, pipeline: str, dag_id: str | None, reads: Sequence[str] = ("orders",)) -> None:
     """Put a pipeline into the record, as one that a DAG runs (None: that nobody has run with Airflow)."""
-    declaration = {**DECLARATION, "reads": dict.fromkeys(reads, {})}
+    declaration = {**DECLARATION, "reads": {name: {} for name in reads}}
     with record.transaction() as tx:
         register(tx.connection, pipeline, declaration, {}, lambda _old, _pending: [])
         if dag_id:
@@ -89,57 +89,58 @@ def files(pipeline: str, story: Story) -> Input:
 
 def tell(record: PostgresRecord, key: Key, story: Story) -> None:
     """Take a revision as far as its story goes, a transaction a step."""
-
-    def opened(tx: PostgresTransaction) -> None:
-        tx.move(key, State.OPEN, epoch=0, bump=True, why="attempt 1")
-        manifest = {"rows": 1200, "bytes": 96_400, "files": 4, "schema": []}
-        vote = None if story.state is State.OPEN else True
-        tx.replace_participants(
-            key,
-            [
-                Participant("lake", "sink", 1, vote=vote, manifest=manifest if vote else {}),
-                Participant("mart", "sink", 1, vote=vote, manifest=manifest if vote else {}),
-                Participant("row_count", "audit", 1, vote=vote, reason=AUDIT if vote else None),
-            ],
-        )
-
-    def decided(tx: PostgresTransaction) -> None:
-        tx.lock(key.pipeline)
-        seq = tx.take_commit_seq(key.pipeline)
-        tx.move(key, State.COMMITTING, epoch=1, commit_seq=seq, rows=2400, bytes=192_800, why="the commit point")
-
-    def finished(tx: PostgresTransaction) -> None:
-        older = tx.committed_revision(key.pipeline, key.checkpoint_id)
-        if older:
-            tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"replaced by r{key.revision}")
-        for sink in ("lake", "mart"):
-            tx.mark_committed(key, sink)
-        tx.move(key, State.COMMITTED, epoch=1, lease=None, why="promoted to lake, mart")
-
-    def aborting(tx: PostgresTransaction) -> None:
-        tx.move(key, State.ABORTING, epoch=1, lease=None, error=story.error, why=story.error or "its run failed")
-
-    steps = [opened]
-    if story.state in {State.PRECOMMITTED, State.COMMITTING, State.COMMITTED}:
-        steps.append(lambda tx: void(tx.move(key, State.PRECOMMITTED, epoch=1, lease=None, why="3 of 3 voted yes")))
-    if story.state in {State.COMMITTING, State.COMMITTED}:
-        steps.append(decided)
-    if story.parked:
-        reason = story.parked
-        steps.append(lambda tx: tx.park(key, reason))
-    if story.state is State.COMMITTED:
-        steps.append(finished)
-    if story.state in {State.ABORTING, State.ABORTED}:
-        steps.append(aborting)
-    if story.state is State.ABORTED:
-        steps.append(lambda tx: void(tx.move(key, State.ABORTED, epoch=1, why="staged output discarded")))
-    for step in steps:
+    for step in STEPS[story.state]:
         with record.transaction() as tx:
-            step(tx)
+            step(tx, key, story)
+    if story.parked:
+        with record.transaction() as tx:
+            tx.park(key, story.parked)
 
 
-def void(_moved: bool) -> None:
-    """Forget an answer: every step has the same shape."""
+def opened(tx: PostgresTransaction, key: Key, story: Story) -> None:
+    tx.move(key, State.OPEN, epoch=0, bump=True, why="attempt 1")
+    vote = None if story.state is State.OPEN else True
+    manifest = {"rows": 1200, "bytes": 96_400, "files": 4, "schema": []} if vote else {}
+    sinks = [Participant(name, "sink", 1, vote=vote, manifest=manifest) for name in ("lake", "mart")]
+    audit = Participant("row_count", "audit", 1, vote=vote, reason=AUDIT if vote else None)
+    tx.replace_participants(key, [*sinks, audit])
+
+
+def voted(tx: PostgresTransaction, key: Key, _story: Story) -> None:
+    tx.move(key, State.PRECOMMITTED, epoch=1, lease=None, why="3 of 3 voted yes")
+
+
+def decided(tx: PostgresTransaction, key: Key, _story: Story) -> None:
+    tx.lock(key.pipeline)
+    seq = tx.take_commit_seq(key.pipeline)
+    tx.move(key, State.COMMITTING, epoch=1, commit_seq=seq, rows=2400, bytes=192_800, why="the commit point")
+
+
+def finished(tx: PostgresTransaction, key: Key, _story: Story) -> None:
+    older = tx.committed_revision(key.pipeline, key.checkpoint_id)
+    if older:
+        tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"replaced by r{key.revision}")
+    for sink in ("lake", "mart"):
+        tx.mark_committed(key, sink)
+    tx.move(key, State.COMMITTED, epoch=1, lease=None, why="promoted to lake, mart")
+
+
+def aborting(tx: PostgresTransaction, key: Key, story: Story) -> None:
+    tx.move(key, State.ABORTING, epoch=1, lease=None, error=story.error, why=story.error or "its run failed")
+
+
+def aborted(tx: PostgresTransaction, key: Key, _story: Story) -> None:
+    tx.move(key, State.ABORTED, epoch=1, why="staged output discarded")
+
+
+STEPS: dict[State, list[Callable[[PostgresTransaction, Key, Story], None]]] = {
+    State.OPEN: [opened],
+    State.PRECOMMITTED: [opened, voted],
+    State.COMMITTING: [opened, voted, decided],
+    State.COMMITTED: [opened, voted, decided, finished],
+    State.ABORTING: [opened, aborting],
+    State.ABORTED: [opened, aborting, aborted],
+}
 
 
 def fill_everything(dsn: str) -> None:
@@ -160,3 +161,15 @@ def fill_everything(dsn: str) -> None:
     with record.engine.begin() as connection:
         connection.execute(text("ANALYZE"))
     record.engine.dispose()
+
+
+def fill_many(record: PostgresRecord, pipeline: str, checkpoints: int) -> None:
+    """Enter a pipeline with so many checkpoints, each just begun and ended."""
+    enter(record, pipeline, pipeline)
+    for number in range(checkpoints):
+        with record.transaction() as tx:
+            tx.lock(pipeline)
+            made = tx.add_checkpoint(pipeline, None, {"orders": Input()})
+            key = tx.add_revision(pipeline, made, "regular", Run(pipeline, f"manual__{number}"), 3600).key
+            tx.move(key, State.ABORTING, epoch=0, lease=None, why="no reason")
+            tx.move(key, State.ABORTED, epoch=0)

@@ -39,7 +39,7 @@ AT_HOME: dict[str, frozenset[str]] = {
     "fastapi": frozenset({"web"}),
     "psycopg2": frozenset({"committer"}),
     "pyspark": frozenset({"spark"}),
-    "sqlalchemy": frozenset({"committer"}),
+    "sqlalchemy": frozenset({"committer", "web"}),
     "typer": frozenset({"cli"}),
 }
 

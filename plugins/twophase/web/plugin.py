@@ -1,4 +1,4 @@
-"""What Airflow is told of Twophase: the pages of the commit table, and the provider's name.
+"""What Airflow is told of Twophase: where the pages of the commit table are.
 
 Airflow imports this in every component and every task, so that nothing but the class is made here. The pages, and
 FastAPI with them, are imported when the api-server asks for its apps, which nobody else does.
@@ -57,16 +57,3 @@ class TwophasePlugin(AirflowPlugin):
         from twophase.web.app import app
 
         return [{"app": app(), "url_prefix": PREFIX, "name": "Twophase"}]
-
-
-def get_provider_info() -> dict[str, Any]:
-    """Describe the provider (entry point `apache_airflow_provider`)."""
-    from importlib.metadata import metadata
-
-    about = metadata("twophase")
-    return {
-        "package-name": about["Name"],
-        "name": "Twophase",
-        "description": about["Summary"],
-        "versions": [about["Version"]],
-    }

@@ -55,19 +55,19 @@ def ago(value: timedelta | None) -> str:
     return "just now" if seconds < 1 else f"{count} {unit}{'' if count == 1 else 's'} ago"
 
 
-def slot(value: str | None) -> str:
-    """Return a slot as people read it: an interval without what goes without saying, a partition key as it is."""
+def slot(value: str | None) -> list[str]:
+    """Return a slot as people read it, in parts for lines: an interval without what goes without saying."""
     if not value:
-        return ""
+        return []
     parsed = Slot.parse(value)
     start, end = parsed.start, parsed.end
     if start is None or end is None:
-        return value
+        return [value]
     if start.time() == end.time() == time():
-        return f"{start:%Y-%m-%d} → {end:%Y-%m-%d}"
+        return [f"{start:%Y-%m-%d} →", f"{end:%Y-%m-%d}"]
     clock = "%H:%M:%S" if start.second or end.second else "%H:%M"
     whole = f"%Y-%m-%d {clock}"
-    return f"{start:{whole}} → {end:{clock if start.date() == end.date() else whole}}"
+    return [f"{start:{whole}} →", f"{end:{clock if start.date() == end.date() else whole}}"]
 
 
 def segment(value: str) -> str:

@@ -1,0 +1,16 @@
+"""What Airflow lists among its providers. It is asked for early, by every component: nothing of Airflow is imported."""
+
+from __future__ import annotations
+
+from importlib.metadata import metadata
+
+
+def get_provider_info() -> dict[str, object]:
+    """Describe the provider (entry point `apache_airflow_provider`); it brings no hooks of its own."""
+    about = metadata("twophase")
+    return {
+        "package-name": about["Name"],
+        "name": "Twophase",
+        "description": about["Summary"],
+        "versions": [about["Version"]],
+    }
