@@ -91,15 +91,15 @@ def page(context: BrowserContext, tmp_path: Path) -> Iterator[Page]:
     made.screenshot(path=tmp_path / "last.png")
 
 
-def frame(page: Page, title: str) -> FrameLocator:
+def frame(page: Page) -> FrameLocator:
     """Return the frame in which Airflow shows the pages."""
-    return page.frame_locator(f'iframe[title="{title}"]')
+    return page.frame_locator('iframe[title="Commits"]')
 
 
 def test_the_table_is_found_by_the_navigation_and_walked_to_a_checkpoint(page: Page, shown: AirflowServer) -> None:
     page.goto(shown.url)
-    page.get_by_role("link", name="Commit table").first.click()
-    inside = frame(page, "Commit table")
+    page.get_by_role("link", name="Commits").first.click()
+    inside = frame(page)
     inside.get_by_role("link", name="pages_orders", exact=True).first.click()
     inside.get_by_role("link", name="8", exact=True).click()
 
@@ -112,7 +112,7 @@ def test_a_dag_shows_the_checkpoints_of_its_pipeline(page: Page, shown: AirflowS
     page.goto(f"{shown.url}/dags/pages_orders")
     page.get_by_role("link", name="Commits").click()
 
-    inside = frame(page, "Commits")
+    inside = frame(page)
     expect(inside.get_by_role("heading", name="pages_orders")).to_be_visible()
     expect(inside.get_by_text(showcase.PARKED).first).to_be_visible()
 
@@ -120,7 +120,7 @@ def test_a_dag_shows_the_checkpoints_of_its_pipeline(page: Page, shown: AirflowS
 def test_a_link_to_a_dag_leaves_the_frame(page: Page, shown: AirflowServer) -> None:
     """Airflow's frame may not be left by a link; the page has the window around it open Airflow's own page."""
     page.goto(f"{shown.url}/plugin/twophase")
-    inside = frame(page, "Commit table")
+    inside = frame(page)
     inside.locator("tr", has_text="pages_orders").locator("a[data-airflow]").click()
 
     page.wait_for_url(f"{shown.url}/dags/pages_orders**")
@@ -135,7 +135,7 @@ def test_the_filter_leaves_one_state(page: Page, shown: AirflowServer) -> None:
     expect(page.locator("tbody .badge")).to_have_text("SUPERSEDED")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 900, 740, 390])
 @pytest.mark.parametrize("path", ["/", "/pipelines/pages_orders", "/pipelines/pages_orders/checkpoints/9"])
 def test_a_page_is_as_wide_as_the_screen(page: Page, shown: AirflowServer, path: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})

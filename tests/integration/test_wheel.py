@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,8 +45,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (wheel,) = folder.glob("twophase-*.whl")
     run(UV, "venv", "-q", "--python", sys.executable, folder / "venv")
     programs = folder / "venv" / "bin"
-    run(UV, "pip", "install", "-q", "--python", programs / "python", "-r", ROOT / "requirements.txt")
-    run(UV, "pip", "install", "-q", "--python", programs / "python", "--no-deps", wheel)
+    pins = ("-c", ROOT / "requirements.txt")
+    run(UV, "pip", "install", "-q", "--python", programs / "python", *pins, f"{wheel}[airflow]")
     yield programs
     shutil.rmtree(folder)
 
