@@ -110,7 +110,7 @@ def test_the_table_is_found_by_the_navigation_and_walked_to_a_checkpoint(page: P
 
 def test_a_dag_shows_the_checkpoints_of_its_pipeline(page: Page, shown: AirflowServer) -> None:
     page.goto(f"{shown.url}/dags/pages_orders")
-    page.get_by_role("link", name="Commits").click()
+    page.locator('a[href$="/plugin/twophase-commits"]').click()
 
     inside = frame(page)
     expect(inside.get_by_role("heading", name="pages_orders")).to_be_visible()
@@ -135,7 +135,7 @@ def test_the_filter_leaves_one_state(page: Page, shown: AirflowServer) -> None:
     expect(page.locator("tbody .badge")).to_have_text("SUPERSEDED")
 
 
-@pytest.mark.parametrize("width", [1280, 900, 740, 390])
+@pytest.mark.parametrize("width", [1280, 880, 740, 390])
 @pytest.mark.parametrize("path", ["/", "/pipelines/pages_orders", "/pipelines/pages_orders/checkpoints/9"])
 def test_a_page_is_as_wide_as_the_screen(page: Page, shown: AirflowServer, path: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
