@@ -40,9 +40,9 @@ test: $(READY) ## Run the tests, all but the slow ones
 	@echo '→ tests, all but the slow ones'
 	@$(BIN)/pytest -m 'not slow and not spark35' $(ARGS)
 
-chaos: $(READY) ## Kill processes at every failpoint, the slow tests included, and install the wheel
+chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
 	@echo '→ chaos tests, the slow ones included'
-	@$(BIN)/pytest tests/chaos tests/integration/test_wheel.py $(ARGS)
+	@$(BIN)/pytest tests/chaos tests/airflow tests/acceptance tests/integration/test_wheel.py $(ARGS)
 
 test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 	@echo '→ tests on Spark 3.5'

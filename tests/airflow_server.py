@@ -65,6 +65,7 @@ class AirflowServer:
         """Choose the folders; `environment` goes to every process of it, tasks included, and overrides `QUICK`."""
         self._own = home is None
         self.home = home or Path(tempfile.mkdtemp(prefix="twophase-airflow-"))
+        self.home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o755)  # run as root, PostgreSQL works as an account that has to enter it
         self.dags = dags or self.home / "dags"
         self.dags.mkdir(parents=True, exist_ok=True)
