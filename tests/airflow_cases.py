@@ -14,6 +14,7 @@ import duckdb
 import psutil
 
 from airflow_server import AirflowServer, eventually
+from twophase.committer import queries
 
 JOBS = Path(__file__).parent / "jobs"
 #: A JVM that is up sooner, for jobs of a few rows.
@@ -166,22 +167,25 @@ class Case:
     def kill_runner(self, run_id: str, task_id: str = "stage") -> None:
         """Kill the runner of a task, and first the worker that would report its death; what it started lives on."""
         instance = self.airflow.api("GET", f"{self._place(run_id)}/taskInstances/{task_id}")["id"]
-        (worker,) = [one for one in psutil.process_iter() if instance in _command(one)]
-        runners = worker.children()
-        for process in (worker, *runners):
+        found = [one for one in psutil.process_iter() if instance in _command(one)]  # both, the child by inheritance
+        assert found
+        for process in sorted(found, key=psutil.Process.create_time):
             os.kill(process.pid, signal.SIGKILL)
 
     # --- what became of it -------------------------------------------------------------------------------------------
 
     def states(self) -> list[tuple[int, int, str]]:
         """Return checkpoint, revision and state of all there is, oldest first."""
-        found = json.loads(self.airflow.twophase("checkpoints", self.name, "--json"))
+        with self.airflow.record() as connection:
+            if self.name not in queries.names(connection):
+                return []
+            found = queries.checkpoints(connection, self.name)
         return sorted((row["checkpoint_id"], row["revision"], row["state"]) for row in found)
 
     def show(self, checkpoint_id: int = 1) -> dict[str, Any]:
         """Return one checkpoint whole."""
-        found: dict[str, Any] = json.loads(self.airflow.twophase("show", self.name, str(checkpoint_id), "--json"))
-        return found
+        with self.airflow.record() as connection:
+            return queries.show(connection, self.name, checkpoint_id)
 
     def until(self, *states: tuple[int, int, str], timeout: float = 120) -> None:
         """Wait until the record has just these revisions in these states."""

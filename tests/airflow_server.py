@@ -19,12 +19,18 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
+
+import pytest
+from sqlalchemy import Connection, create_engine
+
+from twophase.local import postgres
 
 #: Everything that Airflow would do in minutes happens in seconds.
 QUICK = {
@@ -118,6 +124,20 @@ class AirflowServer:
         )
         assert (done.returncode != 0) == fails, f"twophase {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stderr if fails else done.stdout
+
+    @contextmanager
+    def record(self) -> Iterator[Connection]:
+        """Open the record to read in it."""
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TWOPHASE_HOME", str(self.home))
+            dsn = postgres.running()
+        assert dsn is not None, "PostgreSQL is not running"
+        engine = create_engine(dsn)
+        try:
+            with engine.connect() as connection:
+                yield connection
+        finally:
+            engine.dispose()
 
     def status(self) -> dict[str, Any]:
         """Return what `status --json` tells."""

@@ -220,6 +220,7 @@ def test_the_scheduler_killed_after_the_commit_point_delays_the_promotion(airflo
 
     os.kill(airflow.component_pid("scheduler"), signal.SIGKILL)
 
+    airflow.wait_until_healthy(120)
     case.until((1, 1, "COMMITTED"), timeout=240)
     eventually(lambda: airflow.run_state(case.name, "it") == "success", 120)
     assert case.rows() == [1, 2]
@@ -263,7 +264,7 @@ def stopped_in_commit(airflow: AirflowServer) -> Case:
 
 @pytest.mark.slow
 def test_a_run_that_times_out_is_rolled_back(airflow: AirflowServer) -> None:
-    case = Case(airflow, arguments="schedule=None, dagrun_timeout=timedelta(seconds=25)")
+    case = Case(airflow, arguments="schedule=None, dagrun_timeout=timedelta(seconds=60)")
     case.land(1)
     case.hold()
     run = case.trigger()

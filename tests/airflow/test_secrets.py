@@ -9,16 +9,15 @@ from urllib.parse import quote
 
 import psutil
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from airflow_cases import Case
 from airflow_server import CANARY, AirflowServer
-from twophase.local import postgres
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
 
-def test_no_secret_leaves_its_place(airflow: AirflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_leaves_its_place(airflow: AirflowServer) -> None:
     case = Case(airflow)
     case.land(1)
     case.hold()
@@ -35,7 +34,7 @@ def test_no_secret_leaves_its_place(airflow: AirflowServer, monkeypatch: pytest.
         "Spark's environment": around_spark,
         "logs": [path.read_text(errors="replace") for path in (airflow.home / "logs").rglob("*") if path.is_file()],
         "templates and XCom": [told(airflow, case.name, run, task) for task in ("stage", "commit", "abort")],
-        "the record": [dump(airflow, monkeypatch)],
+        "the record": [dump(airflow)],
         "pages": [
             airflow.request("GET", f"/twophase{page}", token=airflow.token("admin"))
             for page in ("/", f"/pipelines/{case.name}", f"/pipelines/{case.name}/checkpoints/1")
@@ -60,18 +59,13 @@ def told(airflow: AirflowServer, dag_id: str, run: str, task: str) -> str:
     return f"{airflow.api('GET', place)} {values}"
 
 
-def dump(airflow: AirflowServer, monkeypatch: pytest.MonkeyPatch) -> str:
+def dump(airflow: AirflowServer) -> str:
     """Return every row of the record as text."""
-    monkeypatch.setenv("TWOPHASE_HOME", str(airflow.home))
-    dsn = postgres.running()
-    assert dsn is not None
-    engine = create_engine(dsn)
-    with engine.connect() as connection:
+    with airflow.record() as connection:
         names = connection.execute(
             text("SELECT table_name FROM information_schema.tables WHERE table_schema = 'twophase'")
         ).scalars()
         rows = [connection.execute(text(f'SELECT t::text FROM twophase."{name}" t')).scalars().all() for name in names]
-    engine.dispose()
     return "\n".join(row for table in rows for row in table)
 
 
