@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from airflow_server import eventually, free_port
+from airflow_server import eventually
+from twophase.local import stack
 
 ROOT = Path(__file__).parents[1]
 SIMPLE = "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"
@@ -51,7 +52,7 @@ class ApiServer:
 
     def __init__(self, home: Path, metadata: str, record: str, **settings: str) -> None:
         self.home = home
-        self.port = free_port()
+        self.port = stack.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.passwords: dict[str, str] = {}
         self._tokens: dict[str, str] = {}

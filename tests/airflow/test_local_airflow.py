@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_server import AirflowServer, Refused, eventually
+from airflow_server import AirflowServer, eventually
+from twophase.local.client import Refused
 
 pytestmark = pytest.mark.airflow
 

@@ -12,9 +12,10 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 import showcase
-from airflow_server import AirflowServer, Refused
+from airflow_server import AirflowServer
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
+from twophase.local.client import Refused
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, FrameLocator, Page

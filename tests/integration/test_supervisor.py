@@ -261,3 +261,19 @@ def test_without_proc_a_session_is_found_all_the_same(tmp_path: Path, monkeypatc
     assert who is not None
     assert found == [process.pid]
     assert not who.alive
+
+
+def test_the_parent_of_a_command_is_found_in_its_session_only() -> None:
+    seconds = f"61.{os.getpid()}"
+    with subprocess.Popen(
+        ["sh", "-c", "sleep $S; :"], env={**os.environ, "S": seconds}, start_new_session=True
+    ) as shell:
+        try:
+            eventually(lambda: processes.parents_of(seconds, shell.pid))
+            found = processes.parents_of(seconds, shell.pid)
+            elsewhere = processes.parents_of(seconds, os.getsid(0))
+        finally:
+            processes.end_session(shell.pid, 0)
+
+    assert [one.pid for one in found] == [shell.pid]
+    assert elsewhere == []

@@ -43,6 +43,22 @@ COMMANDS = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
+#: For a demonstration and for tests, in the environment of `up`: what Airflow would notice in minutes takes seconds.
+QUICK = {
+    "AIRFLOW__CORE__KILLED_TASK_CLEANUP_TIME": "5",
+    "AIRFLOW__CORE__PARALLELISM": "6",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # a file that was changed does not wait for it
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "1",
+    "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "1",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+}
 
 _MIGRATE_SECONDS = 600.0
 _USERS = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"
@@ -85,13 +101,18 @@ def installed() -> str:
     try:
         return version("apache-airflow")
     except PackageNotFoundError:
-        msg = "airflow: it is not installed; pip install 'twophase[airflow]', or leave it out: twophase up --no-airflow"
+        msg = "airflow: it is not installed; pip install 'twophase[airflow]', or leave it out: --no-airflow"
         raise ConfigError(msg) from None
+
+
+def passwords_file() -> Path:
+    """Return the file of the users' passwords."""
+    return _secret("passwords.json")
 
 
 def passwords() -> dict[str, str]:
     """Return each user's password."""
-    found: dict[str, str] = json.loads(_secret("passwords.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = json.loads(passwords_file().read_text(encoding="utf-8"))
     return found
 
 
@@ -124,7 +145,7 @@ def _settings(port: int) -> dict[str, str]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(settings.dags()),
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url(port)}/execution/",
         "AIRFLOW__CORE__FERNET_KEY_CMD": _read_command("fernet_key"),
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(_secret("passwords.json")),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords_file()),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": _read_command("database_url"),
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(logs() / "tasks"),
         "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(logs() / "dag-files"),
@@ -174,9 +195,9 @@ def make_secrets() -> None:
     _keep("fernet_key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
     users = os.environ.get(_USERS) or _DEFAULTS[_USERS]
     names = [user.partition(":")[0].strip() for user in users.split(",")]
-    known = passwords() if _secret("passwords.json").exists() else {}
+    known = passwords() if passwords_file().exists() else {}
     if missing := {name: secrets.token_urlsafe(12) for name in names if name not in known}:
-        files.write(_secret("passwords.json"), json.dumps(known | missing))
+        files.write(passwords_file(), json.dumps(known | missing))
 
 
 def _keep(name: str, value: str) -> None:

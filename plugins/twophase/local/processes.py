@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from twophase.local import programs
+
 _PR_SET_PDEATHSIG = 1
 _PROC = Path("/proc")
 _BOOT = _PROC / "sys/kernel/random/boot_id"
@@ -37,6 +39,7 @@ class Identity(NamedTuple):
 
 class _Stat(NamedTuple):
     state: str
+    parent: int
     session: int
     started: str
 
@@ -49,12 +52,15 @@ def identity(pid: int) -> Identity | None:
 
 def members(session: int) -> list[int]:
     """Return the processes of a session, zombies left out."""
-    if _PROC.exists():
-        pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
-        stats = {pid: stat for pid in pids if (stat := _stat(pid))}
-    else:
-        stats = _ps("-A")
-    return [pid for pid, stat in stats.items() if stat.session == session and stat.state != "Z"]
+    return [pid for pid, stat in _all().items() if stat.session == session and stat.state != "Z"]
+
+
+def parents_of(text: str, session: int) -> list[Identity]:
+    """Return who in a session started processes with this text in their commands, without those who have it too."""
+    there = _all()
+    named = [pid for pid in there if text in programs.command_line(pid)]
+    parents = {there[pid].parent for pid in named} - set(named)
+    return [found for pid in sorted(parents) if pid in members(session) and (found := identity(pid))]
 
 
 def send(signum: signal.Signals, pids: list[int]) -> None:
@@ -93,6 +99,13 @@ def _boot() -> str:
     return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
 
 
+def _all() -> dict[int, _Stat]:
+    if not _PROC.exists():
+        return _ps("-A")
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
+    return {pid: stat for pid in pids if (stat := _stat(pid))}
+
+
 def _stat(pid: int) -> _Stat | None:
     """Read what the kernel says; the name of the program, in brackets, may hold anything."""
     if not _PROC.exists():
@@ -102,12 +115,12 @@ def _stat(pid: int) -> _Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
-    return _Stat(state=fields[0], session=int(fields[3]), started=fields[19])
+    return _Stat(state=fields[0], parent=int(fields[1]), session=int(fields[3]), started=fields[19])
 
 
 def _ps(*which: str) -> dict[int, _Stat]:
     """Ask `ps` where there is no /proc; a process group then stands for the session."""
-    command = ["/bin/ps", *which, "-o", "pid=,stat=,pgid=,lstart="]
+    command = ["/bin/ps", *which, "-o", "pid=,stat=,ppid=,pgid=,lstart="]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
-    return {int(pid): _Stat(state[0], int(group), started) for pid, state, group, started in rows}
+    rows = [line.split(maxsplit=4) for line in done.stdout.splitlines()]
+    return {int(pid): _Stat(state[0], int(parent), int(group), started) for pid, state, parent, group, started in rows}

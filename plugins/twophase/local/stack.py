@@ -136,6 +136,14 @@ def _report(port: int) -> dict[str, Any] | None:
     return found
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((airflow.HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _check_free(port: int) -> None:
     """Refuse a port that somebody listens on."""
     with socket.socket() as probe:
