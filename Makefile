@@ -24,11 +24,11 @@ help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY) ## Show a pipeline survive crashes, from nothing, on this machine
+demo: $(READY) ## Show a pipeline on Airflow survive kills, from nothing, on this machine
 	@echo '→ demo'
 	@$(BIN)/twophase demo $(ARGS)
 
-up: $(READY) ## Start PostgreSQL and Airflow on this machine
+up: $(READY) ## Start PostgreSQL and Airflow on this machine, with the examples of dags/
 	@echo '→ starting PostgreSQL and Airflow'
 	@$(BIN)/twophase up $(ARGS)
 

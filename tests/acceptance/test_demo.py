@@ -3,37 +3,91 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from conftest import open_folder
 
 
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Make a folder for everything, and see that nothing of it runs at the end."""
+    folder = open_folder("twophase-demo-")
+    try:
+        yield folder
+        left = subprocess.run(["pgrep", "-af", str(folder)], capture_output=True, text=True, check=False).stdout
+    finally:
+        shutil.rmtree(folder)
+
+    assert left == "", "a process of the demo is still there"
+
+
+def demo(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "twophase.cli", "demo", *arguments],
+        env={**os.environ, "TWOPHASE_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - tests in the background ignore it
+    )
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_demo_survives_every_kill_and_proves_it() -> None:
-    home = open_folder("twophase-demo-")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "twophase.cli", "demo"],
-            env={**os.environ, "TWOPHASE_HOME": str(home)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        left = subprocess.run(["pgrep", "-f", str(home)], capture_output=True, text=True, check=False).stdout
-    finally:
-        shutil.rmtree(home)
+def test_the_demo_without_airflow_survives_every_kill_and_proves_it(home: Path) -> None:
+    with demo(home, "--no-airflow") as running:
+        told, _ = running.communicate()
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert running.returncode == 0, told
     for failpoint in ("vote.before", "commit.after", "promote.visible"):
-        assert f"failpoint {failpoint}: kill" in done.stdout
-    assert "record: checkpoint 1 is OPEN   reader: an empty table" in done.stdout
-    assert "record: checkpoint 2 is COMMITTING   reader: 8 rows, checkpoint 1\n" in done.stdout
-    assert "record: checkpoint 3 is COMMITTED   reader: 24 rows, checkpoints 1, 2, 3\n" in done.stdout
-    assert done.stdout.count("✓") == 4
-    assert "exactly once: the proof holds" in done.stdout
-    assert left == "", "a process of the demo is still there"
+        assert f"failpoint {failpoint}: kill" in told
+    assert "record: checkpoint 1 is OPEN   reader: an empty table" in told
+    assert "record: checkpoint 2 is COMMITTING   reader: 8 rows, checkpoint 1\n" in told
+    assert "record: checkpoint 3 is COMMITTED   reader: 24 rows, checkpoints 1, 2, 3\n" in told
+    assert told.count("✓") == 4
+    assert "exactly once: the proof holds" in told
+
+
+@pytest.mark.airflow
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_demo_on_airflow_survives_both_kills_and_proves_it(home: Path) -> None:
+    with demo(home) as running:
+        told, _ = running.communicate()
+
+    assert running.returncode == 0, told
+    assert len(re.findall(r"kill -9 \d+: ", told)) == 2
+    for line in (
+        "record: checkpoint 2 is OPEN   reader: 8 rows, checkpoint 1\n",
+        "airflow: task stage is running, try 2\n",
+        "record: checkpoint 2 is COMMITTED by attempt 2   reader: 16 rows, checkpoints 1, 2\n",
+        "record: cannot be read   reader: 16 rows, checkpoints 1, 2\n",
+        "record: checkpoint 1, revision 2, is COMMITTED   reader: 24 rows, checkpoints 1, 2, 3\n",
+    ):
+        assert line in told
+    assert told.count("✓") == 5
+    assert "exactly once: the proof holds" in told
+
+
+@pytest.mark.airflow
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_interrupted_leaves_nothing_running(home: Path, signum: signal.Signals) -> None:
+    with demo(home) as running:
+        assert running.stdout is not None
+        said = next(line for line in running.stdout if "is healthy" in line or line.startswith("error"))
+        running.send_signal(signum)
+        rest = running.stdout.read()
+
+    assert running.returncode == 130, said + rest
+    assert rest.endswith("interrupted\n")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, complain, console, moment, print_json, say, table
+from twophase.cli.output import Json, console, moment, print_json, say, table
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -54,7 +55,7 @@ def up(
         needed = f"running at {place(committer.dsn)}"
         say(needed if committer.embedded else f"not needed: {_named(committer)}")
         return
-    with _watch() as on_change:
+    with watch(console(stderr=True)) as on_change:
         found = stack.wait(started, on_change)
     _greet(found["url"])
 
@@ -64,9 +65,8 @@ def _named(committer: Committer) -> str:
 
 
 @contextmanager
-def _watch() -> Iterator[Callable[[list[Part]], None]]:
+def watch(target: Console) -> Iterator[Callable[[list[Part]], None]]:
     """Show the components on their way: on a terminal in place, elsewhere a line for each that is healthy."""
-    target = console(stderr=True)
     if target.is_terminal:
         from rich.live import Live
 
@@ -79,7 +79,7 @@ def _watch() -> Iterator[Callable[[list[Part]], None]]:
         for part in parts:
             if part["health"] == "healthy" and part["name"] not in told:
                 told.add(part["name"])
-                complain(f"{part['name']} is healthy")
+                target.print(f"{part['name']} is healthy")
 
     yield tell
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -93,6 +94,16 @@ def progress() -> Progress:
         transient=True,
         disable=not target.is_terminal,
     )
+
+
+@contextmanager
+def busy(target: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Turn a wheel while something takes its time, on a terminal; what is yielded changes the words beside it."""
+    if not target.is_terminal:
+        yield lambda _: None
+        return
+    with target.status(f"[dim]{what} …[/]") as status:
+        yield lambda text: status.update(f"[dim]{text} …[/]")
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
