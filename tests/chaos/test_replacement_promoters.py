@@ -136,6 +136,7 @@ def _one_stopped() -> Iterator[Any]:
                     continue  # the process that decided meets this one, and nobody else
                 usual = meanwhile == ("swept" if point == EXCHANGE and mode == "gap" else "replaced")
                 usual &= point in FEW[mode] and kind == ("recovery", "run")[number % 2]
+                usual |= (mode, meanwhile, point, kind) == ("exchange", "swept", "promote.taken", "run")
                 name = f"{mode}-{meanwhile}-{point}-{kind}"
                 marks = [] if usual else [pytest.mark.slow]
                 yield pytest.param((mode, meanwhile, point, kind), id=name, marks=marks)

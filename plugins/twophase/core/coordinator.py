@@ -293,13 +293,21 @@ class Coordinator:
             else:
                 self._record_promotion(key, participant, promotion)
         if failed:
-            self.transact(lambda tx: tx.park(key, "; ".join(failed)))
+            if not self.transact(lambda tx: self._park(tx, key, "; ".join(failed))):
+                return
             msg = f"checkpoint {key}: decided, but it cannot be promoted ({'; '.join(failed)}); parked, restage it"
             raise Parked(msg)
         if waiting:
             msg = f"checkpoint {key}: decided, not promoted yet ({'; '.join(waiting)}); recovery will finish it"
             raise PromotionPending(msg)
         self._mark_committed(key)
+
+    def _park(self, tx: Transaction, key: Key, why: str) -> bool:
+        """Park a revision, unless somebody has finished it meanwhile: then it may be replaced and swept by now."""
+        if tx.hold(key).state is not State.COMMITTING:
+            return False
+        tx.park(key, why)
+        return True
 
     def _promote_sink(self, key: Key, participant: Participant) -> Promotion:
         """Promote one sink, if it was voted for; an unknown outcome is settled by its marker."""
