@@ -24,6 +24,7 @@ from twophase.running import InProcess, Runner
 from twophase.sinks import disk, manifests
 from twophase.sinks import files as files_sink
 from twophase.sinks.files import Files
+from twophase.staging import Staging
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,7 +119,7 @@ def watch() -> Stopwatch:
             "seal": (Files, "seal"),
             "seal: fsync and checksum": (disk, "seal_file"),
             "seal: footers": (files_sink, "count_rows"),
-            "check and vote": (Runner, "_vote"),
+            "check and vote": (Staging, "_vote"),
             "commit and promote": (Coordinator, "commit"),
         }
     )

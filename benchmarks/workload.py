@@ -20,6 +20,7 @@ from twophase.running import Runner
 from twophase.sinks.base import Sink
 from twophase.sinks.files import Files
 from twophase.spark.plan import Plan
+from twophase.staging import Staging
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 #: Names that one file may have: file systems have a limit, ext4's is 65,000.
@@ -141,7 +142,7 @@ def watch() -> Stopwatch:
         begin=(Coordinator, "begin"),
         attempt=(Coordinator, "attempt"),
         seal=(Files, "seal"),
-        vote=(Runner, "_vote"),
+        vote=(Staging, "_vote"),
         decide=(Coordinator, "decide_commit"),
         promote=(Files, "promote"),
         commit=(Coordinator, "commit"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from airflow_cases import Case
 from airflow_server import AirflowServer, eventually
@@ -130,7 +131,9 @@ def test_a_driver_on_the_cluster_is_killed_when_its_stage_is_marked_failed(
     case = in_cluster_mode(airflow, rest_cluster, jar, retries=0)
     run = case.trigger()
     eventually(lambda: running(case), 180)
-    driver = case.show()["job"]["id"]
+    with airflow.record() as connection:
+        job = connection.execute(text("SELECT job FROM twophase.revision WHERE pipeline = :p"), {"p": case.name})
+        driver = job.scalar_one()["id"]
 
     case.mark(run, "stage", "failed")
 

@@ -122,9 +122,7 @@ def test_up_without_airflow_names_the_remedy(outside: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(airflow, "version", missing)
 
-    assert "pip install 'twophase[airflow]', or leave it out: twophase up --no-airflow" in one_line_error(
-        twophase("up")
-    )
+    assert "pip install 'twophase[airflow]', or leave it out: --no-airflow" in one_line_error(twophase("up"))
     assert twophase("up", "--no-airflow").exit_code == 0
 
 

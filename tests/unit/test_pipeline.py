@@ -12,6 +12,7 @@ import pytest
 from twophase import Pipeline, sinks, sources
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError
+from twophase.running import stager_for
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +87,18 @@ def test_a_transform_that_is_no_import_path_is_refused(transform: str) -> None:
         declare(transform=transform)
 
 
-@pytest.mark.parametrize("transform", [None, 7, ["word_count:transform"]])
+@pytest.mark.parametrize("transform", [7, ["word_count:transform"]])
 def test_a_transform_that_cannot_be_called_is_refused(transform: Any) -> None:
     with pytest.raises(ConfigError, match=r"transform.*expected `module:function` or a function"):
         declare(transform=transform)
+
+
+def test_a_pipeline_without_a_transform_is_for_a_job_of_ones_own_and_cannot_be_run_here() -> None:
+    declared = declare(transform=None)
+
+    assert Pipeline.from_declaration("orders", declared.declaration()).transform is None
+    with pytest.raises(ConfigError, match="only the stage task of Airflow can submit its job"):
+        stager_for(declared)
 
 
 @pytest.mark.parametrize("max_pending", [0, -1])

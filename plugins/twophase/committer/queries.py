@@ -138,7 +138,6 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
         raise ConfigError(msg)
     found = dict(row._mapping)
     key = Key(pipeline, checkpoint_id, found["revision"])
-    found["job"] = connection.execute(select(r.job).where(wanted & (r.revision == key.revision))).scalar_one()
     found["inputs"] = _inputs(connection, key)
     found["participants"] = _participants(connection, key)
     found["events"] = _events(connection, pipeline, checkpoint_id)
