@@ -18,7 +18,7 @@ TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up down test chaos test-spark35 lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down test chaos test-spark35 lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -27,6 +27,10 @@ help: ## List the targets
 demo: $(READY) ## Show a pipeline on Airflow survive kills, from nothing, on this machine
 	@echo '→ demo'
 	@$(BIN)/twophase demo $(ARGS)
+
+demo-cluster: $(READY) ## The same on a Spark cluster of two workers, one of which is killed, too
+	@echo '→ demo on a Spark cluster'
+	@$(BIN)/twophase demo --cluster $(ARGS)
 
 up: $(READY) ## Start PostgreSQL and Airflow on this machine, with the examples of dags/
 	@echo '→ starting PostgreSQL and Airflow'

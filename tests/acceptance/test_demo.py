@@ -80,6 +80,35 @@ def test_the_demo_on_airflow_survives_both_kills_and_proves_it(home: Path) -> No
 
 @pytest.mark.airflow
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_demo_on_a_cluster_survives_the_kill_of_a_worker_too_and_proves_it(home: Path) -> None:
+    with demo(home, "--cluster") as running:
+        told, _ = running.communicate()
+
+    assert running.returncode == 0, told
+    assert len(re.findall(r"kill -9 \d+: ", told)) == 3
+    for line in (
+        "with 2 workers\n",
+        "record: checkpoint 2 is OPEN   reader: 8 rows, checkpoint 1\n",
+        "workers now: 1.\n",
+        "record: checkpoint 2 is COMMITTED   reader: 16 rows, checkpoints 1, 2\n",
+        "record: checkpoint 1, revision 2, is COMMITTED   reader: 32 rows, checkpoints 1, 2, 3, 4\n",
+    ):
+        assert line in told
+    assert told.count("✓") == 5
+    assert "exactly once: the proof holds" in told
+
+
+def test_a_cluster_without_airflow_is_refused(home: Path) -> None:
+    with demo(home, "--cluster", "--no-airflow") as running:
+        told, _ = running.communicate()
+
+    assert running.returncode == 1
+    assert told == "error: demo: expected --no-airflow or --cluster, found both; the cluster's demo runs on Airflow\n"
+
+
+@pytest.mark.airflow
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_interrupted_leaves_nothing_running(home: Path, signum: signal.Signals) -> None:

@@ -31,6 +31,8 @@ HOST = "127.0.0.1"
 _START_SECONDS = 60.0
 _POLL = 0.2
 _STOP_SECONDS = 10.0
+#: What an executor says when it begins a task.
+_BEGUN = ": Running task "
 
 
 @dataclass
@@ -124,11 +126,17 @@ class Cluster:
             return 0
         return sum(worker["state"] == "ALIVE" for worker in found["workers"])
 
-    def kill(self, name: str) -> None:
-        """Kill one process of it at once, with its executors."""
+    def tasks(self, name: str) -> int:
+        """Return how many tasks the executors of a worker have begun, by their own logs."""
+        logs = (self.folder / "work" / name).glob("app-*/*/stderr")
+        return sum(log.read_text(encoding="utf-8", errors="replace").count(_BEGUN) for log in logs)
+
+    def kill(self, name: str) -> int:
+        """Kill a worker or the master at once, a worker with its executors; return its pid."""
         process = self.running.pop(name)
         processes.send(signal.SIGKILL, processes.members(process.pid))
         process.wait()
+        return process.pid
 
     def stop(self) -> None:
         """Stop all of it."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from twophase.core.errors import ConfigError
 from twophase.core.settings import home
 
 if TYPE_CHECKING:
@@ -39,16 +40,22 @@ def demo(
     no_airflow: Annotated[
         bool, typer.Option("--no-airflow", help="Without Airflow: `twophase run`, killed at three failpoints.")
     ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="On a Spark cluster of two workers, one of which is killed, too.")
+    ] = False,
 ) -> None:
     """Show a pipeline on a real Airflow survive the kill of a task and of the database; under five minutes."""
     from twophase.cli.output import console
     from twophase.local import airflow
 
+    if no_airflow and cluster:
+        msg = "demo: expected --no-airflow or --cluster, found both; the cluster's demo runs on Airflow"
+        raise ConfigError(msg)
     if not no_airflow:
         airflow.installed()
     started, say = time.monotonic(), console()
     with _own_home() as folder, _own_processes(folder, say):
-        holds = _story(say, on_airflow=not no_airflow).play()
+        holds = _story(say, on_airflow=not no_airflow, on_cluster=cluster).play()
     told = (
         f"{time.monotonic() - started:.0f} s in all. Nothing of it runs any more; what it wrote is in {folder}:",
         f"  export TWOPHASE_HOME={shlex.quote(str(folder))}",
@@ -60,7 +67,11 @@ def demo(
         raise typer.Exit(1)
 
 
-def _story(say: Console, *, on_airflow: bool) -> Story:
+def _story(say: Console, *, on_airflow: bool, on_cluster: bool) -> Story:
+    if on_cluster:
+        from twophase.cli.demo.cluster import ClusterStory
+
+        return ClusterStory(say)
     if on_airflow:
         from twophase.cli.demo.airflow import AirflowStory
 

@@ -30,7 +30,7 @@ dag = TwophaseDag(
     word_count,
     schedule=None,
     default_args={{"retries": 5, "retry_delay": timedelta(seconds=1)}},
-    spark={{"conf": {conf!r}}},
+    spark={spark!r},
 )
 '''
 REPLAY = f"{PIPELINE}__replay"
@@ -53,32 +53,44 @@ class AirflowStory(Story):
 
     #: Known once it runs.
     _airflow: Client
+    #: What is killed.
+    killed = "a task and the database are killed"
+    #: How the DAG reaches Spark.
+    spark: dict[str, Any] = {"conf": CONF}  # noqa: RUF012 - never changed
 
     def play(self) -> bool:
         """Play it; say whether the proof holds."""
         self.say.print(
             "[bold]Twophase demo[/]: Airflow counts words, from JSON files to a Parquet table, one checkpoint a run;"
-            " a task and the database are killed",
+            f" {self.killed}",
             soft_wrap=True,
         )
-        self._start()
+        self.start()
         with Reader(self.table, self.inputs) as reader:
-            self._quiet_run()
-            self._killed_runner()
-            self._killed_database()
-            self._backfill()
+            for number, (title, part) in enumerate(self.parts(), start=1):
+                self.head(f"{number}. {title}")
+                part()
         return self.prove(reader.check())
+
+    def parts(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return what happens, in order."""
+        return [
+            ("Nothing is killed", self._quiet_run),
+            ("The runner of a task is killed while its Spark writes", self._killed_runner),
+            ("PostgreSQL is killed when all is staged, before the commit point", self._killed_database),
+            ("Checkpoint 1 is run again: a backfill", self._backfill),
+        ]
 
     # --- the parts ---------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Start PostgreSQL and Airflow, with the word count as its only DAG."""
         from twophase.cli.local import watch
         from twophase.cli.opening import opened
 
         folder = settings.dags()
         folder.mkdir(parents=True)
-        (folder / f"{PIPELINE}.py").write_text(DAG.format(conf=CONF), encoding="utf-8")
+        (folder / f"{PIPELINE}.py").write_text(DAG.format(spark=self.spark), encoding="utf-8")
         started = stack.start(stack.free_port())
         try:
             with watch(self.say) as on_change:
@@ -98,66 +110,63 @@ class AirflowStory(Story):
         self.tell(f"user {airflow.ADMIN}, password {self._airflow.password()}", "dim")
 
     def _quiet_run(self) -> None:
-        self.head("1. Nothing is killed")
         self.tell(
             "Task stage fixes the input in the record, and Spark writes where no reader looks. Task commit decides in"
         )
         self.tell("one transaction, the commit point, and then makes all of it visible in one step.")
-        self.land(1)
-        self._finish(self._trigger(PIPELINE))
+        self.land()
+        self.finish(self.trigger(PIPELINE))
         self.look()
 
     def _killed_runner(self) -> None:
-        self.head("2. The runner of a task is killed while its Spark writes")
-        self.land(2)
-        run, runner = self._trigger(PIPELINE), Runner(self.table, 2)
-        self._follow(run, runner.writes)
+        runner = Runner(self.table, self.land())
+        run = self.trigger(PIPELINE)
+        self.follow(run, runner.writes)
         self._kill(runner.pid, "the process of the task stage; its Spark dies with it")
         self.tell("What Spark had written is staged where no reader looks, and nobody has voted for it.")
         self.look()
-        self._finish(run)
+        self.finish(run)
         self.tell("The retry was attempt 2 of the same checkpoint: the same files, from the start.")
         self.look()
 
     def _killed_database(self) -> None:
-        self.head("3. PostgreSQL is killed when all is staged, before the commit point")
-        self.land(3)
-        run = self._trigger(PIPELINE)
-        self._follow(run, lambda: self._is_staged(3))
+        number = self.land()
+        run = self.trigger(PIPELINE)
+        self.follow(run, lambda: self._is_staged(number))
         self._kill(postgres.pid(), "PostgreSQL: the record is in it, and Airflow's own database")
         self.look()
         killed = time.monotonic()
-        self._follow(run, lambda: postgres.running() is not None)
+        self.follow(run, lambda: postgres.running() is not None)
         self.tell(
             f"The supervisor had PostgreSQL back after {time.monotonic() - killed:.0f} s; the votes are in it still."
         )
         self.look()
-        self._finish(run)
+        self.finish(run)
         self.look()
 
     def _backfill(self) -> None:
-        self.head("4. Checkpoint 1 is run again: a backfill")
-        self._finish(self._trigger(REPLAY, checkpoints="1"))
+        self.finish(self.trigger(REPLAY, checkpoints="1"))
         self.tell("Its new revision took the place of the old one in one step.")
         self.look(1)
 
     # --- Airflow -----------------------------------------------------------------------------------------------------
 
-    def _trigger(self, dag_id: str, **conf: str) -> Run:
+    def trigger(self, dag_id: str, **conf: str) -> Run:
+        """Start a run."""
         run = Run(dag_id, self._airflow.trigger(dag_id, conf=conf))
         given = "".join(f", {name} {value}" for name, value in conf.items())
         self._airflow_says(f"run of DAG {dag_id}{given}")
         return run
 
-    def _finish(self, run: Run) -> None:
+    def finish(self, run: Run) -> None:
         """Tell what Airflow does until a run has ended, which must be well."""
-        self._follow(run, lambda: run.state in ENDED)
+        self.follow(run, lambda: run.state in ENDED)
         self._airflow_says(f"the run {'is a success' if run.state == 'success' else 'has failed'}")
         if run.state != "success":
             msg = f"run {run.run_id} of DAG {run.dag_id} has failed; see {airflow.logs() / 'tasks'}"
             raise DemoFailed(msg)
 
-    def _follow(self, run: Run, until: Callable[[], bool]) -> None:
+    def follow(self, run: Run, until: Callable[[], bool]) -> None:
         """Tell what Airflow does with a run until something holds."""
         deadline, next_question, began = time.monotonic() + PATIENCE, 0.0, time.monotonic()
         with busy(self.say, "Airflow works") as update:
@@ -193,12 +202,16 @@ class AirflowStory(Story):
     # --- killing -----------------------------------------------------------------------------------------------------
 
     def _kill(self, pid: int | None, what: str) -> None:
-        from rich.text import Text
-
         if pid is None:
             msg = f"gone before it was killed: {what}"
             raise DemoFailed(msg)
         os.kill(pid, signal.SIGKILL)
+        self.killing(pid, what)
+
+    def killing(self, pid: int, what: str) -> None:
+        """Tell who was killed."""
+        from rich.text import Text
+
         self.say.print(Text.assemble("   ", (f"kill -9 {pid}", "bold red"), f": {what}"), soft_wrap=True)
 
     def _is_staged(self, checkpoint_id: int) -> bool:

@@ -41,7 +41,7 @@ class ScriptStory(Story):
             pass
         for number, kill in enumerate(KILLS, start=1):
             self.head(f"{number}. Killed {kill.when}")
-            self.land(number)
+            self.land()
             self._run(kill)
             self.tell(kill.then)
             self.look()

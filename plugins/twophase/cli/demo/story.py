@@ -64,8 +64,9 @@ class Story(ABC):
         """Tell one line of a part."""
         self.say.print(f"   {text}", style=style, markup=False, soft_wrap=True)
 
-    def land(self, number: int) -> None:
-        """Put new files into the landing folder, each under its name only when it is whole."""
+    def land(self) -> int:
+        """Put new files into the landing folder, each under its name once it is whole; return whose input they are."""
+        number = len(self.inputs) + 1
         folder = data_path("landing/words")
         folder.mkdir(parents=True, exist_ok=True)
         count = 0
@@ -78,6 +79,7 @@ class Story(ABC):
             count += len(rows)
         self.inputs[number] = landed
         self.tell(f"new input: {len(landed)} files, {count} records", "dim")
+        return number
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
