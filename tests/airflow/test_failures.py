@@ -414,8 +414,7 @@ def test_a_manual_run_waits_for_the_one_before_it(airflow: AirflowServer) -> Non
 def test_a_red_run_whose_checkpoint_was_recovered_turns_green_without_work(airflow: AirflowServer) -> None:
     case = stopped_in_commit(airflow)
     case.mark_run("it", "failed")
-    recover(airflow)
-    case.until((1, 1, "COMMITTED"))
+    recover_until(case, "COMMITTED")
 
     case.clear("it")
 
