@@ -116,6 +116,7 @@ def test_a_driver_that_outlived_its_task_is_adopted_by_the_next_try(
     eventually(lambda: running(case), 180)
 
     case.kill_runner(run)
+    eventually(lambda: second_try(airflow, case, run), 180, every=1)
     eventually(lambda: "outlived its task" in airflow.log(case.name, run, "stage", 2), 180, every=1)
     case.let_go()
 
@@ -123,6 +124,11 @@ def test_a_driver_that_outlived_its_task_is_adopted_by_the_next_try(
     assert (case.states(), case.show()["epoch"]) == ([(1, 1, "COMMITTED")], 1)
     assert len(running(case)) == 1
     assert case.rows() == list(range(10))
+
+
+def second_try(airflow: AirflowServer, case: Case, run: str) -> bool:
+    tasks = {task["task_id"]: task for task in airflow.tasks(case.name, run)}
+    return bool(tasks["stage"]["try_number"] > 1 and tasks["stage"]["state"] == "running")
 
 
 def test_a_driver_on_the_cluster_is_killed_when_its_stage_is_marked_failed(
