@@ -222,6 +222,15 @@ class MemoryTransaction:
         self._step("newest_of")
         return max((r for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id), key=lambda r: r.revision)
 
+    def is_latest(self, revision: Revision) -> bool:
+        rows = self._rows("revision").items()
+        return not any(
+            key[0] == revision.key.pipeline
+            and key[1] != revision.checkpoint_id
+            and (row["commit_seq"] or 0) > (revision.commit_seq or 0)
+            for key, row in rows
+        )
+
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         raise NotImplementedError  # nothing here has campaigns
 
@@ -529,6 +538,10 @@ class MemorySink:
     #: How often a promoter starts over before it leaves the work to whoever comes next.
     TRIES = 5
     copies = True
+    ordered = False
+
+    def objection(self, *, latest: bool) -> str | None:
+        return None
 
     def __init__(self, pause: Pause = no_pause, *, exchanges: bool = True) -> None:
         self.pause = pause

@@ -322,7 +322,7 @@ MUTATIONS = (
     Mutation(
         "promote out of turn",
         "R13",
-        (core("finish", ("self._promote_pending(revision, upto=revision.commit_seq)", "self._promote(key)")),),
+        (core("finish", ("self._promote_pending(revision, upto=revision.commit_seq)", "self._promote(revision, {})")),),
         Limits(restages=False, loses_staging=False, brings_back=False, max_pending=2),
     ),
     Mutation(

@@ -11,7 +11,7 @@ from twophase.comparing import Comparison, compare
 from twophase.core.checkpoint import Key, Output, Participant, Revision
 from twophase.core.errors import ConfigError, Swept
 from twophase.core.states import UNDECIDED, State
-from twophase.sinks.files import Files
+from twophase.sinks.base import Sink
 
 if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord
@@ -49,12 +49,9 @@ def diff(  # noqa: PLR0913 - what a person asks for
     new, old = _which(record, pipeline.name, checkpoint_id, revision, against)
     for name in sinks or pipeline.writes:
         sink = pipeline.writes[name]
-        if not isinstance(sink, Files):
-            msg = f"pipeline {pipeline.name!r}: write {name!r} is not a table of files; it cannot be compared"
-            raise ConfigError(msg)
         with ExitStack() as stack:
             after = stack.enter_context(_relation(record, sink, name, new))
-            before = stack.enter_context(_relation(record, sink, name, old) if old else _nothing(sink, after))
+            before = stack.enter_context(_relation(record, sink, name, old) if old else after.nothing())
             yield Diff(name, new.key, old.key if old else None, compare(before, after, key, samples))
 
 
@@ -86,10 +83,10 @@ def _which(
 
 
 @contextmanager
-def _relation(record: PostgresRecord, sink: Files, name: str, revision: Revision) -> Iterator[Relation]:
+def _relation(record: PostgresRecord, sink: Sink, name: str, revision: Revision) -> Iterator[Relation]:
     participant = _participant(record, name, revision)
     output = Output(revision.key, participant.attempt, participant.handle, participant.manifest)
-    staged = revision.state in UNDECIDED or (revision.state is State.COMMITTING and sink.where(output) is None)
+    staged = revision.state in UNDECIDED or (revision.state is State.COMMITTING and not sink.stands(output))
     with sink.staged(output.key, output.handle, output.manifest) if staged else sink.committed(output) as relation:
         yield relation
 
@@ -104,12 +101,3 @@ def _participant(record: PostgresRecord, name: str, revision: Revision) -> Parti
         msg = f"checkpoint {revision.key}: nothing is staged for {name!r} that was voted for"
         raise ConfigError(msg)
     return found[name]
-
-
-@contextmanager
-def _nothing(sink: Files, like: Relation) -> Iterator[Relation]:
-    """Return no rows, with the columns of others."""
-    from twophase.sinks.relations import Relation
-
-    with Relation([], like.schema, format=sink.format, name="nothing") as relation:
-        yield relation

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from twophase.committer.record import PostgresRecord
     from twophase.core.checkpoint import Output
-    from twophase.sinks.files import Files
+    from twophase.sinks.base import Sink
 
 AsOf = datetime | int | str | None
 
@@ -27,8 +27,8 @@ def committed_files(pipeline: str, sink: str, as_of: AsOf = None, *, dsn: str | 
     `as_of` is a commit_seq, or a time (a datetime, or ISO 8601 text; without a zone it is UTC).
     """
     with _opened(dsn) as record:
-        files = _files_sink(record, pipeline, sink)
-        return [path for output in _promoted(record, pipeline, sink, as_of) for path in files.files(output)]
+        table = _sink(record, pipeline, sink)
+        return [path for output in _promoted(record, pipeline, sink, as_of) for path in table.files(output)]
 
 
 def read_committed(
@@ -40,13 +40,13 @@ def read_committed(
     What is committed later, even while the DataFrame is being read, is not in it. See `committed_files` for `as_of`.
     """
     with _opened(dsn) as record:
-        files = _files_sink(record, pipeline, sink)
+        table = _sink(record, pipeline, sink)
         found = list(_promoted(record, pipeline, sink, as_of))
     if not found:
         when = "yet" if as_of is None else f"as of {as_of}"
         msg = f"pipeline {pipeline!r}: nothing is committed to {sink!r} {when}"
         raise NothingCommitted(msg)
-    return cast("DataFrame", files.read(spark, found))
+    return cast("DataFrame", table.read(spark, found))
 
 
 def _opened(dsn: str | None) -> Any:  # noqa: ANN401 - a context manager around the record
@@ -63,18 +63,12 @@ def _opened(dsn: str | None) -> Any:  # noqa: ANN401 - a context manager around 
     return opened()
 
 
-def _files_sink(record: PostgresRecord, pipeline: str, sink: str) -> Files:
-    from twophase.sinks.files import Files
-
+def _sink(record: PostgresRecord, pipeline: str, sink: str) -> Sink:
     writes = load(record, pipeline).sinks
     if sink not in writes:
         msg = f"pipeline {pipeline!r}: no write {sink!r}, expected {', '.join(writes)}"
         raise ConfigError(msg)
-    found = writes[sink]
-    if not isinstance(found, Files):
-        msg = f"pipeline {pipeline!r}: write {sink!r} is not a table of files; read it with its own tools"
-        raise ConfigError(msg)
-    return found
+    return writes[sink]
 
 
 def _promoted(record: PostgresRecord, pipeline: str, sink: str, as_of: AsOf) -> Iterator[Output]:

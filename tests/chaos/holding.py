@@ -164,7 +164,7 @@ def check_as_of(record: PostgresRecord) -> None:
 
 def committed_files(record: PostgresRecord, pipeline: str, sink: str, as_of: int | None) -> list[str]:
     """List files as `twophase.committed_files` does, over a connection that is there already."""
-    table = reading._files_sink(record, pipeline, sink)
+    table = reading._sink(record, pipeline, sink)
     return [path for output in reading._promoted(record, pipeline, sink, as_of) for path in table.files(output)]
 
 

@@ -466,6 +466,11 @@ class Day:
 class Nowhere:
     """A sink that keeps nothing."""
 
+    ordered = False
+
+    def objection(self, *, latest: bool) -> str | None:
+        return None
+
     def place(
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:

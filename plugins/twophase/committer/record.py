@@ -264,6 +264,12 @@ class PostgresTransaction(Inputs):
         row = self.connection.execute(newest).first()
         return to_revision(row) if row else None
 
+    def is_latest(self, revision: Revision) -> bool:
+        """Say whether nothing of another checkpoint was decided after a revision."""
+        others = (r.pipeline == revision.key.pipeline) & (r.checkpoint_id != revision.checkpoint_id)
+        later = select(r.commit_seq).where(others & (r.commit_seq > (revision.commit_seq or 0)))
+        return self.connection.execute(later.limit(1)).first() is None
+
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         """Return the newest decided revision whose run is one of a campaign."""
         mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.commit_seq.is_not(None)

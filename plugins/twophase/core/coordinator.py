@@ -42,6 +42,8 @@ from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.core.taking import Taking
 
 T = TypeVar("T")
+#: A sink, and whose turn it keeps: that of all revisions, of the regular lane, or of one checkpoint.
+Queue = tuple[str, str | int]
 
 #: Seconds to wait before asking a store again that went away: about half a minute in all.
 PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
@@ -271,21 +273,44 @@ class Coordinator:
         return self.transact(lambda tx: tx.revision(key))
 
     def _promote_pending(self, mine: Revision, upto: int | None = None) -> None:
-        """Promote the decided revisions of a lane in commit_seq order (R13)."""
-        for revision in self.transact(lambda tx: self._committing(tx, mine)):
-            if upto is None or (revision.commit_seq or 0) <= upto:
-                self._promote(revision.key)
+        """Promote the decided revisions of a lane, each sink in commit_seq order (R13).
 
-    def _promote(self, key: Key) -> None:
+        A sink that cannot go on holds up itself in what comes later, and no other sink.
+        """
+        behind: dict[Queue, Key] = {}
+        trouble: PromotionPending | Parked | None = None
+        for revision in self.transact(lambda tx: self._queue(tx, mine)):
+            if upto is None or (revision.commit_seq or 0) <= upto:
+                try:
+                    self._promote(revision, behind)
+                except (PromotionPending, Parked) as error:
+                    trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+
+    def _queue(self, tx: Transaction, mine: Revision) -> list[Revision]:
+        """Return what has to be promoted with a revision; a sink that keeps the order knows no lanes (R12)."""
+        if any(sink.ordered for sink in self.sinks.values()):
+            return [r for r in tx.unfinished(self.pipeline) if r.state is State.COMMITTING]
+        return self._committing(tx, mine)
+
+    def _promote(self, revision: Revision, behind: dict[Queue, Key]) -> None:
         """Promote each sink without a row in `committed`, then mark COMMITTED; one that is down delays only itself."""
+        key = revision.key
         done = self.transact(lambda tx: tx.committed(key))
         waiting: list[str] = []
         failed: list[str] = []
         for participant in self.transact(lambda tx: tx.participants(key)):
             if participant.kind != "sink" or participant.name in done:
                 continue
+            queue = self._queue_of(revision, participant)
+            if queue in behind:
+                waiting.append(f"{participant.name}: {behind[queue]} comes first")
+                continue
             hit("promote.before")
-            promotion = self._promote_sink(key, participant)
+            promotion = self._promote_sink(revision, participant)
+            if promotion.outcome in {Outcome.RETRY_LATER, Outcome.FAILED}:
+                behind[queue] = key
             if promotion.outcome is Outcome.RETRY_LATER:
                 waiting.append(f"{participant.name}: {promotion.reason}")
             elif promotion.outcome is Outcome.FAILED:
@@ -302,6 +327,12 @@ class Coordinator:
             raise PromotionPending(msg)
         self._mark_committed(key)
 
+    def _queue_of(self, revision: Revision, participant: Participant) -> Queue:
+        """Return where an output waits its turn: behind all others of its sink, or those of its lane."""
+        if self.sinks[participant.name].ordered:
+            return participant.name, "all"
+        return participant.name, "regular" if revision.in_order else revision.checkpoint_id
+
     def _park(self, tx: Transaction, key: Key, why: str) -> bool:
         """Park a revision, unless somebody has finished it meanwhile: then it may be replaced and swept by now."""
         if tx.hold(key).state is not State.COMMITTING:
@@ -309,18 +340,20 @@ class Coordinator:
         tx.park(key, why)
         return True
 
-    def _promote_sink(self, key: Key, participant: Participant) -> Promotion:
+    def _promote_sink(self, revision: Revision, participant: Participant) -> Promotion:
         """Promote one sink, if it was voted for; an unknown outcome is settled by its marker."""
         if not participant.vote:
             return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is not voted for yet")
-        promotion = self.sinks[participant.name].promote(key, participant.handle, participant.manifest)
-        return self.find(key, participant) if promotion.outcome is Outcome.UNKNOWN else promotion
+        handle = _decided(revision, participant)
+        promotion = self.sinks[participant.name].promote(revision.key, handle, participant.manifest)
+        return self.find(revision, participant) if promotion.outcome is Outcome.UNKNOWN else promotion
 
-    def find(self, key: Key, participant: Participant) -> Promotion:
+    def find(self, revision: Revision, participant: Participant) -> Promotion:
         """Say where a decided revision's output stands in one sink; changes nothing."""
         if not participant.vote:
             return Promotion(Outcome.FAILED, f"attempt {participant.attempt} was never voted for")
-        return self.sinks[participant.name].find(key, participant.handle, participant.manifest)
+        handle = _decided(revision, participant)
+        return self.sinks[participant.name].find(revision.key, handle, participant.manifest)
 
     def _record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
         """Add the sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
@@ -364,10 +397,11 @@ class Coordinator:
     def restage(self, key: Key, why: str) -> Revision:
         """Open an attempt for those sinks of a decided revision that lost their staged output; it stays COMMITTING."""
         token = secrets.token_hex(4)
+        decided = self.transact(lambda tx: tx.revision(key))
         lost = {
             p.name
             for p in self.transact(lambda tx: tx.participants(key))
-            if p.kind == "sink" and self.find(key, p).outcome is Outcome.FAILED
+            if p.kind == "sink" and self.find(decided, p).outcome is Outcome.FAILED
         }
 
         def step(tx: Transaction) -> Revision:
@@ -474,6 +508,12 @@ class Coordinator:
                     raise
                 threading.Event().wait(pause)
         raise AssertionError  # the last pause is None: it returned or raised
+
+
+def _decided(revision: Revision, participant: Participant) -> Json:
+    """Return the handle of a decided output: it also says when in its pipeline's order that was decided."""
+    began = revision.created_at.isoformat() if revision.created_at else None
+    return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}
 
 
 def _place_again(place: Json, lost: Participant) -> Json:

@@ -45,7 +45,18 @@ class Sink(Protocol):
     """What the coordinator asks of a sink. Every call may come twice, late, or after a crash in the middle of itself.
 
     `handle` comes from `place` and is in the record before anything is written under it, so any process can go on.
+    After the commit point, for `find` and `promote`, it also says `commit_seq`, and `timestamp`: when the revision was
+    begun.
     """
+
+    @property
+    def ordered(self) -> bool:
+        """Say whether promotions must follow each other by commit_seq over all lanes, for a high-water mark (R12)."""
+        ...
+
+    def objection(self, *, latest: bool) -> str | None:
+        """Say why a committed checkpoint cannot be run again here; None: it can. Nothing came after the `latest`."""
+        ...
 
     def place(
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
@@ -155,6 +166,10 @@ class Transaction(Protocol):
 
     def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
         """Return the COMMITTED revision of a checkpoint."""
+        ...
+
+    def is_latest(self, revision: Revision) -> bool:
+        """Say whether nothing of another checkpoint was decided after a revision."""
         ...
 
     def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:

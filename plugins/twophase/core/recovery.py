@@ -87,7 +87,7 @@ def observe(coordinator: Coordinator, revision: Revision) -> Observed:
     lost = {}
     for participant in coordinator.transact(lambda tx: tx.participants(revision.key)):
         if participant.kind == "sink" and participant.name not in done:
-            found = coordinator.find(revision.key, participant)
+            found = coordinator.find(revision, participant)
             if found.outcome is Outcome.FAILED:
                 lost[participant.name] = found.reason or "no reason given"
     return Observed(lost=lost)

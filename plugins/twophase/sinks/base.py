@@ -1,22 +1,41 @@
-"""What a checkpoint writes.
+"""What a checkpoint writes: the few methods that every sink has, and what each must guarantee.
 
-The proper sequence of calls, for one revision and one sink:
+The proper sequence of calls for one revision and one sink, and who makes them:
 
-    1. `place`    in the coordinator: names a staging place private to the attempt; it is in the record before step 2
-    2. `stage`    in the Spark driver: writes there, makes it durable, returns the manifest's summary
-    3. `check`    in the submitter: compares storage with the manifest; only then is the yes vote recorded
-    4. `promote`  in the committer, after the commit point: one atomic step that carries its marker
-       or `discard`, after the move to ABORTING
+    1. `prepare`   in the submitter, before anything is recorded: can this sink be written to? Creates what must exist.
+    2. `place`     in the submitter, inside the transaction that opens an attempt: names a staging place private to the
+                   attempt, and what its promotion replaces. It touches nothing, and is in the record before step 3.
+    3. `stage`     in the Spark driver and its executors: writes there, invisibly to every reader, makes it durable, and
+                   returns the manifest's summary: rows, bytes, schema, and a digest that stands for all of it.
+                   (A Spark job of the user's own writes to `staging_path`; `inspect` then does the rest.)
+    4. `check`     in the submitter: compares storage with the manifest. Only then is the yes vote recorded.
+       ---- the commit point ----
+    5. `promote`   in the committer: one atomic step that makes the output visible and carries its marker.
+       `find`      in recovery, and after a promotion whose outcome is unknown: where does it stand, by its marker?
+       or, instead of 5, after the move to ABORTING: `discard`.
 
-`find` says where an output stands, `verify` proves it, `attempts` and `remove` let the sweeper clean by the record.
-Steps 3 and 4 may come again, late, from several processes at once, or after a crash in the middle of themselves.
+`promote`, `find`, `check` and `discard`
+
+- may be **repeated**: by the same process, or by another one after a crash in the middle of them. The second call finds
+  what the first one did by the marker, never by its own memory, and changes nothing.
+- may be **late**: from a process that was stopped for an hour while others promoted, replaced and swept. It must not
+  bring back what was replaced, nor show anything twice; so what it does and the look at the marker are one step.
+- may be **interrupted** anywhere. What they leave the next call finds, or the sweeper does, by `attempts`.
+- may **race** with themselves in other processes: one of them promotes, the others see ALREADY_PROMOTED.
+
+A promotion ends in one of five outcomes (`Outcome`): PROMOTED, ALREADY_PROMOTED, RETRY_LATER (down or locked, nothing
+changed), FAILED (for a reason that only a person can mend; the marker was read again before saying so) or UNKNOWN (the
+reply was lost: `find` is asked next). They never raise for these.
+
+A sink that keeps its marker as a high-water mark declares `ordered`: then no promotion of the pipeline overtakes
+another in it, replacements included. A sink that cannot take back what it has shown says so in `objection`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
@@ -51,6 +70,8 @@ class Sink(Declared):
 
     #: Whether promotion copies or moves the staged output away, so that what is left in staging is dead (R11).
     copies = True
+    #: Whether its promotions have to follow each other by commit_seq, replacements included (R12).
+    ordered = False
 
     @property
     def slotted(self) -> bool:
@@ -60,6 +81,17 @@ class Sink(Declared):
     @abstractmethod
     def location(self) -> str:
         """Return what nobody else may write to: two pipelines on one location are refused."""
+
+    def connections(self) -> tuple[str, ...]:
+        """Return the ids of the connections that `stage` needs: they reach the Spark driver by its environment."""
+        return ()
+
+    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - for sinks that cannot
+        """Say why a committed checkpoint cannot be run again here; None: it can.
+
+        `latest`: nothing was decided after it in its pipeline.
+        """
+        return None
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders that are this sink's own: nothing else may be read from or written into them."""
@@ -84,13 +116,11 @@ class Sink(Declared):
 
     def staging_path(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - for sinks that can
         """Return where a Spark job of the user's own writes what `inspect` then looks at."""
-        msg = f"{type(self).__name__} {self.location()}: it is written by a transform, not by a job of one's own"
-        raise ConfigError(msg)
+        self._refuse("it is written by a transform, not by a job of one's own")
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ARG002 - for sinks that can
         """Make durable what such a job wrote; return the manifest's summary. Runs in the submitter."""
-        msg = f"{type(self).__name__} {self.location()}: it is written by a transform, not by a job of one's own"
-        raise ConfigError(msg)
+        self._refuse("it is written by a transform, not by a job of one's own")
 
     @abstractmethod
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
@@ -98,8 +128,7 @@ class Sink(Declared):
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:  # noqa: ARG002 - for sinks that can
         """Return what an attempt staged, for audits and comparisons."""
-        msg = f"{type(self).__name__} {self.location()}: it cannot be audited; leave it out with on=…"
-        raise ConfigError(msg)
+        self._refuse("it cannot be audited; leave it out with on=…")
 
     @abstractmethod
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -135,6 +164,28 @@ class Sink(Declared):
     @abstractmethod
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield what is visible in the sink but is no committed checkpoint's."""
+
+    # --- reading: for sinks that can be read by the record -----------------------------------------------------------
+
+    def stands(self, output: Output) -> bool:  # noqa: ARG002 - for sinks that can
+        """Say whether the output of a decided revision can be read: it is visible, or kept after its replacement."""
+        self._refuse("it cannot be read by the record; read it with its own tools")
+
+    def files(self, output: Output) -> list[str]:  # noqa: ARG002 - for sinks that can
+        """List the files of a decided revision."""
+        self._refuse("it is no table of files; read it with its own tools")
+
+    def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401, ARG002 - a SparkSession, a DataFrame
+        """Return a frame over decided revisions."""
+        self._refuse("it cannot be read by the record; read it with its own tools")
+
+    def committed(self, output: Output) -> Relation:  # noqa: ARG002 - for sinks that can
+        """Return what a decided revision holds, for comparisons."""
+        self._refuse("it cannot be compared")
+
+    def _refuse(self, why: str) -> NoReturn:
+        msg = f"{type(self).__name__} {self.location()}: {why}"
+        raise ConfigError(msg)
 
     def by_position(self) -> bool:
         """Say whether readers know columns by position, so that new ones must come last."""

@@ -451,6 +451,10 @@ class Files(Sink):
                 return None
         return None
 
+    def stands(self, output: Output) -> bool:
+        """Say whether a decided revision's folder is in the table, or where a later one put it."""
+        return self.where(output) is not None
+
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with its folder, byte by byte."""
         place = Place(output.key, output.handle)

@@ -90,6 +90,10 @@ class Relation:
             raise ConfigError(msg)
         return tuple(found.values())
 
+    def nothing(self) -> Relation:
+        """Return no rows, with the same columns."""
+        return Relation([], self.schema, format=self.format, name="nothing")
+
     def _check_options(self) -> None:
         refused = sorted(_UNREADABLE.get(self.format, set()) & self.options.keys())
         encoding = str(self.options.get("encoding", self.options.get("charset", "utf-8")))

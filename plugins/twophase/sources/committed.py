@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 from twophase.core.checkpoint import Input
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.sinks.base import Sink
-from twophase.sinks.files import Files
 from twophase.sinks.paths import ddl
 from twophase.sources import bad_records
 from twophase.sources.base import Source
@@ -65,25 +64,21 @@ class Committed(Source):
         """Raise InputChanged unless every revision that is read still lies where its pipeline keeps it."""
         if fixed.upstream is None:
             return
-        sink = self._files(fixed)
+        sink = self._sink(fixed)
         for output in fixed.outputs:
-            if sink.where(output) is None:
+            if not sink.stands(output):
                 msg = (
-                    f"{self._who}: checkpoint {output.key}: expected its folder in {sink.location()} or under"
-                    " superseded/, found neither; run again to read what stands now"
+                    f"{self._who}: checkpoint {output.key}: expected it in {sink.location()} or kept after its"
+                    " replacement, found neither; run again to read what stands now"
                 )
                 raise InputChanged(msg)
 
-    def _files(self, fixed: Input) -> Files:
-        sink = Sink.load(dict((fixed.upstream or {})["sink"]))
-        if not isinstance(sink, Files):
-            msg = f"{self._who}: expected a table of files, found {type(sink).__name__}"
-            raise ConfigError(msg)
-        return sink
+    def _sink(self, fixed: Input) -> Sink:
+        return Sink.load(dict((fixed.upstream or {})["sink"]))
 
     def paths(self, fixed: Input) -> list[str]:
         """Return the files of these revisions, wherever they lie by now."""
-        return [path for output in fixed.outputs for path in self._files(fixed).files(output)]
+        return [path for output in fixed.outputs for path in self._sink(fixed).files(output)]
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - see discover
         """Return a frame over just these revisions, wherever they lie by now."""
@@ -93,7 +88,7 @@ class Committed(Source):
                 msg = f"{self._who}: nothing was committed there yet, so its columns are not known; run it first"
                 raise ConfigError(msg)
             return spark.createDataFrame([], ddl(schema))
-        return cast("DataFrame", self._files(fixed).read(spark, fixed.outputs).drop("checkpoint"))
+        return cast("DataFrame", self._sink(fixed).read(spark, fixed.outputs).drop("checkpoint"))
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
         """Say that a revision was replaced while it was read: its files have names of their own, so Spark noticed."""
