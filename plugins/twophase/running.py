@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from twophase.core import connections
 from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.coordinator import Coordinator, script_run_ended
 from twophase.core.declared import import_path
@@ -321,7 +322,8 @@ class Submitted:
         paths = [folder / name for name in ("plan.json", "result.json", "spark.log")]
         plan.write(paths[0])
         hit("submit.planned")
-        submission = SparkSubmit().submit(*paths, master=self.master, conf=self.conf)
+        given = connections.exported(plan.connections())
+        submission = SparkSubmit().submit(*paths, master=self.master, conf=self.conf, environment=given)
         try:
             code = submission.wait(should_stop=lost)
         except BaseException:

@@ -11,6 +11,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from twophase.airflow.staging import Job, StagingOperator
+from twophase.core import connections
 from twophase.spark import submit as spark
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         """Return a hook whose spark-submit holds no credentials, finds this Spark, and dies with this task."""
         hook: SparkSubmitHook = super()._get_hook()
         hook.__class__ = Hook
+        hook.given = connections.exported(self._job.connections) if self._job else {}  # type: ignore[attr-defined]
         if hook._connection["master"].startswith("local"):  # noqa: SLF001 - only the hook has resolved it
             hook._conf = {**spark.local_defaults(), **hook._conf}  # noqa: SLF001 - no setter
         if self._job is not None and self._job.application == str(spark.MAIN):
@@ -111,7 +113,9 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
 
 
 class Hook(SparkSubmitHook):
-    """Airflow's hook, with a child that has none of Airflow's secrets in its environment."""
+    """Airflow's hook, with a child that has none of Airflow's secrets in its environment but those it stages by."""
+
+    given: dict[str, str]
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit; the child is killed when this thread ends, however that ends."""
@@ -126,6 +130,7 @@ class Hook(SparkSubmitHook):
         java, _ = spark.find_java(python)
         environment = spark.child_environment(os.environ, python, spark.find_spark_home(python), java)
         # behind whatever spark-submit the worker has been given: the one that was installed with us
+        environment |= self.given
         environment["PATH"] = os.pathsep.join(filter(None, [environment.get("PATH"), str(Path(sys.executable).parent)]))
         return environment
 

@@ -60,6 +60,8 @@ class Job:
     keep: Callable[[str], None] = field(repr=False)
     #: Puts what only this attempt knows into a text: its staging places, the list of its input.
     fill: Callable[[Any], Any] = field(repr=False)
+    #: Connections that the driver needs to stage; they go into its environment, and nowhere else.
+    connections: list[str] = field(default_factory=list)
 
 
 class StagingOperator(BaseOperator):
@@ -257,6 +259,7 @@ class Submission:
             else [str(folder / "plan.json"), str(folder / "result.json")],
             self._keep,
             fill,
+            [] if own else plan.connections(),
         )
 
     def _keep(self, job_id: str) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 PREFIX = "AIRFLOW_CONN_"
 
@@ -79,6 +79,29 @@ def connection(conn_id: str) -> Connection | None:
     if value.startswith("{"):
         return _from_json(variable, conn_id, value)
     return _from_uri(variable, conn_id, value)
+
+
+#: How a connection is found: by the environment, unless this process has other ways to look (inside Airflow).
+lookup: Callable[[str], Connection | None] = connection
+
+
+def required(conn_id: str) -> Connection:
+    """Return a connection; one that is not there is a ConfigError."""
+    found = lookup(conn_id)
+    if found is None:
+        msg = f"connection {conn_id}: not found; define it in Airflow, or set {PREFIX}{conn_id.upper()}"
+        raise ConfigError(msg)
+    return found
+
+
+def exported(conn_ids: Iterable[str]) -> dict[str, str]:
+    """Return these connections as environment variables: how a Spark driver gets them, and nobody else."""
+    return {f"{PREFIX}{conn_id.upper()}": _exported(required(conn_id)) for conn_id in conn_ids}
+
+
+def _exported(found: Connection) -> str:
+    there = {name: getattr(found, name) for name in sorted(_FIELDS)}
+    return json.dumps({name: value for name, value in there.items() if value})
 
 
 def _from_uri(variable: str, conn_id: str, value: str) -> Connection:

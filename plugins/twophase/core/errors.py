@@ -37,6 +37,10 @@ class PromotionPending(Retryable):
     """The decision stands, but a sink cannot promote yet; recovery will finish it."""
 
 
+class SinkUnavailable(Retryable):
+    """The system behind a sink could not be reached, or went away before anything was decided."""
+
+
 class NotYet(Retryable):
     """The input of an interval is not there yet, and the source was declared to wait for it."""
 
@@ -66,6 +70,10 @@ class InputChanged(AttemptFailed):
 
 class BadRecord(AttemptFailed):
     """An input file holds something that its format cannot read."""
+
+
+class BadValue(AttemptFailed):
+    """The output holds something that a sink cannot keep."""
 
 
 class ManifestMismatch(AttemptFailed):

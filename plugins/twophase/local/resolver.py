@@ -58,7 +58,7 @@ def resolve(dsn: str | None = None, *, may_start: bool = False) -> Committer:
     if declared := os.environ.get(VARIABLE, "").strip():
         return Committer(_normal(declared, VARIABLE), VARIABLE)
     airflow = inside_airflow()
-    found = _from_airflow() if airflow else connections.connection(CONNECTION)
+    found = find(CONNECTION)
     if found is not None:
         return Committer(_of_connection(found), f"connection {CONNECTION}")
     if airflow:
@@ -85,19 +85,27 @@ def inside_airflow() -> bool:
     return getattr(sys.modules.get(_TASK_RUNNER), "SUPERVISOR_COMMS", None) is not None
 
 
-def _from_airflow() -> connections.Connection | None:
+def find(conn_id: str) -> connections.Connection | None:
+    """Return a connection: inside Airflow as Airflow finds it, elsewhere as the environment has it."""
+    return _from_airflow(conn_id) if inside_airflow() else connections.connection(conn_id)
+
+
+connections.lookup = find  # whoever opens the record finds connections so; a Spark job, which does not, by environment
+
+
+def _from_airflow(conn_id: str) -> connections.Connection | None:
     """Return the connection as Airflow finds it; where a task's child has no Airflow, as the environment has it."""
     try:
         from airflow.sdk import BaseHook
         from airflow.sdk.exceptions import AirflowNotFoundException
     except ImportError:
-        return connections.connection(CONNECTION)
+        return connections.connection(conn_id)
     try:
-        found = BaseHook.get_connection(CONNECTION)
+        found = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         return None
     return connections.Connection(
-        conn_id=CONNECTION,
+        conn_id=conn_id,
         conn_type=found.conn_type or "",
         host=found.host,
         port=found.port,

@@ -2,5 +2,6 @@
 
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.files import Files
+from twophase.sinks.postgres import Postgres
 
-__all__ = ["Attempt", "Files", "Sink"]
+__all__ = ["Attempt", "Files", "Postgres", "Sink"]

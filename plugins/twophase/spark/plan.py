@@ -56,6 +56,13 @@ class Plan:
         """Return the writes that take a read's bad records: write → read."""
         return {name: write["quarantine"] for name, write in self.writes.items() if write.get("quarantine")}
 
+    def connections(self) -> list[str]:
+        """Return the ids of the connections that the driver needs to stage."""
+        from twophase.sinks.base import Sink
+
+        staged = [Sink.load(write["sink"]) for write in self.writes.values() if write["handle"] is not None]
+        return sorted({conn_id for sink in staged for conn_id in sink.connections()})
+
     def write(self, path: Path) -> None:
         """Write the plan to a file."""
         write_json(path, asdict(self))

@@ -64,8 +64,12 @@ class Launcher(Protocol):
         conf: Mapping[str, str] = {},
         py_files: Sequence[Path] = (),
         python: str | None = None,
+        environment: Mapping[str, str] = {},
     ) -> Submission:
-        """Start a job that reads the plan and writes the result; its output goes to the log."""
+        """Start a job that reads the plan and writes the result; its output goes to the log.
+
+        `environment` goes to the driver besides: the connections that its sinks stage by.
+        """
         ...
 
 
@@ -120,6 +124,7 @@ class SparkSubmit:
         conf: Mapping[str, str] = {},
         py_files: Sequence[Path] = (),
         python: str | None = None,
+        environment: Mapping[str, str] = {},
     ) -> ChildProcess:
         """Start the job; relative paths are below the current folder, as for the submitter."""
         python = python or os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
@@ -140,7 +145,7 @@ class SparkSubmit:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=child_environment(os.environ, python, spark_home, java),
+                env={**child_environment(os.environ, python, spark_home, java), **environment},
                 start_new_session=True,
                 preexec_fn=die_with_submitter(),  # noqa: PLW1509 - one system call, prepared before the fork
             )

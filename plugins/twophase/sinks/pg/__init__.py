@@ -1,0 +1,1 @@
+"""What the Postgres sink is made of: its connections, types, staging tables and promotion."""

@@ -1,0 +1,99 @@
+"""The target database: how it is reached, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twophase.core import connections
+from twophase.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Session  # noqa: N812 - psycopg2's own name says nothing
+    from psycopg2.sql import Composable
+
+#: A lock that is held longer is not waited for: the promotion is asked for again (R18).
+LOCK_TIMEOUT = "10s"
+#: A promoter that was stopped inside its transaction must not hold the target's locks for ever (R18).
+IDLE_TIMEOUT = "60s"
+_CONNECT_SECONDS = 10
+#: What passes by itself: connections, resources (disk full too), locks, conflicts, a server that is told to stop.
+_PASSING = ("08", "53", "55P03", "40", "57P", "58030")
+_TABLE_PARTS = 2
+
+
+class Table(NamedTuple):
+    """A table by its two names."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        """Read as `schema.name`."""
+        return f"{self.schema}.{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Table:
+        """Read `name` or `schema.name`."""
+        parts = text.split(".")
+        if not all(parts) or len(parts) > _TABLE_PARTS:
+            msg = f"sinks.Postgres {text!r}: expected `table` or `schema.table`"
+            raise ConfigError(msg)
+        return cls(*parts) if len(parts) == _TABLE_PARTS else cls("public", text)
+
+    @property
+    def sql(self) -> Composable:
+        """Return it quoted by the driver."""
+        from psycopg2 import sql
+
+        return sql.Identifier(*self)
+
+
+def dsn(conn_id: str) -> str:
+    """Return how libpq reaches a database; password included, so never for showing."""
+    found = connections.required(conn_id)
+    if found.conn_type not in {"postgres", "postgresql"}:
+        msg = f"connection {conn_id}: expected type postgres, found {found.conn_type or 'none'!r}"
+        raise ConfigError(msg)
+    return found.url("postgresql")
+
+
+@contextmanager
+def session(conn_id: str) -> Iterator[Session]:
+    """Open a session that waits for no lock for long; commit is the caller's, anything else is rolled back."""
+    import psycopg2
+
+    opened = psycopg2.connect(
+        dsn(conn_id),
+        connect_timeout=_CONNECT_SECONDS,
+        application_name="twophase",
+        options=f"-c lock_timeout={LOCK_TIMEOUT} -c idle_in_transaction_session_timeout={IDLE_TIMEOUT}",
+    )
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def committed(conn_id: str) -> Iterator[Any]:
+    """Open a session, hand out a cursor, and commit at the end."""
+    with session(conn_id) as opened, opened.cursor() as cursor:
+        yield cursor
+        opened.commit()
+
+
+def one_line(error: BaseException) -> str:
+    """Return what the server or the client library said, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def passes(error: BaseException) -> bool:
+    """Say whether an error of psycopg2's may be over by itself: the same call may succeed later."""
+    import psycopg2
+
+    code = getattr(error, "pgcode", None) or ""
+    if code:
+        return code.startswith(_PASSING)
+    return isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)

@@ -1,0 +1,286 @@
+"""One attempt's staging table: made by the driver, loaded by the executors in parallel, and looked at before the vote.
+
+    <staging schema>.s_<sink>_00000017_r1_a3_7c1e09ab          the rows, LOGGED: they outlive a crash of the server
+    <staging schema>.s_<sink>_00000017_r1_a3_7c1e09ab_parts    which Spark partitions are in it, one row each
+
+A partition and its row in `…_parts` are one transaction, and the row's key is the partition's number: a task that Spark
+runs twice, or whose reply is lost, is in the table once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twophase.core.errors import BadValue, ConfigError, SinkUnavailable
+from twophase.core.manifest import Column, Schema
+from twophase.sinks.pg import database, types
+from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.types import Loading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+CHECKPOINT = "_checkpoint"
+_SAID = re.compile(r"ERROR:\s*([^\n]*)(?:\n(?:CONTEXT|DETAIL):\s*([^\n]*))?")
+_OURS = re.compile(r"twophase: ([^\n]*?) :twophase")
+_AWAY = re.compile(
+    r"could not connect|Connection refused|server closed the connection|terminating connection|SSL SYSCALL"
+)
+_NO_WHEEL = re.compile(r"No module named '(adbc_driver_\w+)'")
+
+
+class Staged(NamedTuple):
+    """What is in a staging table: its parts, and their rows."""
+
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows there are."""
+        return sum(rows for _, rows in self.parts)
+
+    def digest(self, table: Table) -> str:
+        """Return what stands for the whole: the table's name is one attempt's own."""
+        import xxhash
+
+        return xxhash.xxh3_64_hexdigest(repr((str(table), self.parts)).encode())
+
+
+def parts_of(table: Table) -> Table:
+    """Return where the parts of a staging table are counted."""
+    return Table(table.schema, f"{table.name}_parts")
+
+
+# --- in the driver ---------------------------------------------------------------------------------------------------
+
+
+Columns = dict[str, tuple[str, Loading]]
+
+
+def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: bool) -> Columns:
+    """Say for each column which type it has in Postgres and how it gets there.
+
+    `target` are the columns of the target, None if it is still to be made; with `create` what it lacks will be added.
+    """
+    found = {}
+    for column in schema:
+        if column.name.lower() == CHECKPOINT:
+            msg = f"{which}: a column cannot be named {column.name!r}: the checkpoint's is; rename or drop it"
+            raise ConfigError(msg)
+        made = create and column.name not in (target or {})
+        postgres = types.created(column.type) if made else (target or {}).get(column.name)
+        if postgres is None:
+            what = "no type of Postgres' holds it" if made else "the target has no such column"
+            msg = f"{which}: column {column.name!r} is {column.type}: {what}; cast, rename or drop it"
+            raise ConfigError(msg)
+        how = types.loading(column.type, postgres)
+        if how is None:
+            msg = f"{which}: column {column.name!r} is {column.type} and does not fit the target's {postgres}; cast it"
+            raise ConfigError(msg)
+        found[column.name] = (postgres, how)
+    return found
+
+
+def create(cursor: Any, table: Table, columns: Columns, checkpoint: int | None) -> None:  # noqa: ANN401 - a cursor
+    """Make the staging table; with `checkpoint` it can become a partition of the target."""
+    from psycopg2 import sql
+
+    lines = [
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(how.staged or postgres))
+        for name, (postgres, how) in columns.items()
+    ]
+    if checkpoint is not None:
+        lines.append(
+            sql.SQL("{0} bigint NOT NULL DEFAULT {1} CHECK ({0} = {1})").format(
+                sql.Identifier(CHECKPOINT), sql.Literal(checkpoint)
+            )
+        )
+    cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table.sql, sql.SQL(", ").join(lines)))
+    cursor.execute(
+        sql.SQL("CREATE TABLE {} (part integer PRIMARY KEY, rows bigint NOT NULL)").format(parts_of(table).sql)
+    )
+
+
+def converted(frame: DataFrame, columns: Columns) -> DataFrame:
+    """Convert the columns that need it; a value that does not fit stops the job, and says which."""
+    from pyspark.sql import functions
+
+    def convert(name: str, postgres: str, how: Loading) -> Any:  # noqa: ANN401 - a Column
+        quoted = "`" + name.replace("`", "``") + "`"
+        column = functions.col(quoted)
+        if how.spark is None:
+            return column
+        if how.spark == "json":
+            return functions.to_json(column).alias(name)
+        fitting = functions.expr(f"try_cast({quoted} as {how.spark})")
+        told = functions.concat(
+            functions.lit(f"twophase: column {name!r}: value "),
+            column.cast("string"),
+            functions.lit(f" does not fit {postgres} :twophase"),
+        )
+        fits = column.isNull() | fitting.isNotNull()
+        return functions.when(fits, fitting).otherwise(functions.raise_error(told).cast(how.spark)).alias(name)
+
+    return frame.select(*(convert(name, postgres, how) for name, (postgres, how) in columns.items()))
+
+
+def load(which: str, frame: DataFrame, conn_id: str, table: Table) -> None:
+    """Let the executors load every partition; the connection's password goes to them over Spark's own channel."""
+    loader = Loader(database.dsn(conn_id), table)
+    try:
+        frame.mapInArrow(loader, "part int, rows bigint").collect()
+    except Exception as error:
+        raise _explained(which, error) from error
+
+
+def _explained(which: str, error: Exception) -> Exception:
+    """Say what a failed load means."""
+    text = str(error)
+    if ours := _OURS.search(text):
+        return BadValue(f"{which}: {ours[1]}; correct it in the transform")
+    if missing := _NO_WHEEL.search(text):
+        return ConfigError(f"{which}: {missing[1]} is not there on the executors; install twophase[postgres] there")
+    if _AWAY.search(text):
+        return SinkUnavailable(f"{which}: the target database went away while rows were staged; nothing was committed")
+    if said := _SAID.search(text):
+        where = f" ({said[2]})" if said[2] else ""
+        return BadValue(f"{which}: the target database refuses a value: {said[1]}{where}; correct it in the transform")
+    return error
+
+
+def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+    """Give the loaded columns their own types, and see that every key is there once."""
+    import psycopg2
+    from psycopg2 import sql
+
+    changed = [
+        sql.SQL("ALTER COLUMN {0} TYPE {1} USING {0}::{1}").format(sql.Identifier(name), sql.SQL(postgres))
+        for name, (postgres, how) in columns.items()
+        if how.staged
+    ]
+    try:
+        if changed:
+            cursor.execute(sql.SQL("ALTER TABLE {} {}").format(table.sql, sql.SQL(", ").join(changed)))
+        if key:
+            _check_key(cursor, which, table, key)
+        cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
+    except psycopg2.DataError as error:
+        msg = f"{which}: the target database refuses a value: {database.one_line(error)}; correct it in the transform"
+        raise BadValue(msg) from error
+
+
+def _check_key(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+    from psycopg2 import sql
+
+    names = sql.SQL(", ").join(map(sql.Identifier, key))
+    nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
+    cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(table.sql, nulls))
+    if count := cursor.fetchone()[0]:
+        msg = f"{which}: key {', '.join(key)}: {count} rows have a null in it; filter them out, or choose another key"
+        raise BadValue(msg)
+    twice = sql.SQL("SELECT {}, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1")
+    cursor.execute(twice.format(names, table.sql, names))
+    if row := cursor.fetchone():
+        shown = ", ".join(f"{name} {value!r}"[:100] for name, value in zip(key, row, strict=False))
+        msg = f"{which}: key {', '.join(key)}: {row[-1]} rows have {shown}; keep one row per key in the transform"
+        raise BadValue(msg)
+    cursor.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(table.sql, names))
+
+
+def look(cursor: Any, table: Table) -> Staged | None:  # noqa: ANN401 - a cursor
+    """Return what is in a staging table; None: it is not there."""
+    from psycopg2 import sql
+
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL", _names(table))
+    if not cursor.fetchone()[0]:
+        return None
+    cursor.execute(sql.SQL("SELECT part, rows FROM {} ORDER BY part").format(parts_of(table).sql))
+    return Staged(tuple((part, rows) for part, rows in cursor.fetchall()))
+
+
+def _names(table: Table) -> tuple[str, str]:
+    """Return both tables as to_regclass reads them; their names need no quotes inside."""
+    return f'"{table.schema}"."{table.name}"', f'"{table.schema}"."{parts_of(table).name}"'
+
+
+def drop(cursor: Any, table: Table) -> None:  # noqa: ANN401 - a cursor
+    """Remove a staging table and the count of its parts, if they are there."""
+    from psycopg2 import sql
+
+    cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}, {}").format(table.sql, parts_of(table).sql))
+
+
+def columns_of(cursor: Any, table: Table) -> dict[str, str] | None:  # noqa: ANN401 - a cursor
+    """Return the columns of a table with their types; None: there is no such table."""
+    cursor.execute(
+        "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
+        tuple(table),
+    )
+    row = cursor.fetchone()
+    if row is None:
+        return None
+    cursor.execute(
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        row,
+    )
+    return dict(cursor.fetchall())
+
+
+def schema_of(frame: DataFrame) -> Schema:
+    """Return a frame's columns as the record keeps them."""
+    return tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
+
+
+# --- in the executors ------------------------------------------------------------------------------------------------
+
+
+class Loader:
+    """Loads one partition of a frame, in one transaction with its row in the parts; its text shows no password."""
+
+    def __init__(self, dsn: str, table: Table) -> None:
+        """Name the database and the staging table."""
+        self._dsn = dsn
+        self._table = table
+
+    def __repr__(self) -> str:
+        """Name the table only."""
+        return f"Loader({self._table})"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Load a partition; an empty one needs no row."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        part = context.partitionId() if context else 0
+        first = next(batches, None)
+        rows = 0 if first is None else self._load(part, first, batches)
+        yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32()), "rows": pa.array([rows], pa.int64())})
+
+    def _load(self, part: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> int:
+        import itertools
+
+        import pyarrow as pa
+        from adbc_driver_postgresql import dbapi
+
+        parts = parts_of(self._table)
+        where = f'"{parts.schema}"."{parts.name}"'  # both names are ours: letters, digits and _
+        reader = pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], rest))
+        with dbapi.connect(self._dsn) as connection, connection.cursor() as cursor:
+            rows = cursor.adbc_ingest(self._table.name, reader, mode="append", db_schema_name=self._table.schema)
+            cursor.execute(
+                f"INSERT INTO {where} VALUES ($1, $2) ON CONFLICT (part) DO NOTHING RETURNING rows",  # noqa: S608
+                (part, rows),
+            )
+            if cursor.fetchone() is None:  # another run of this task was faster: what this one loaded is not needed
+                connection.rollback()
+                cursor.execute(f"SELECT rows FROM {where} WHERE part = $1", (part,))  # noqa: S608
+                found = cursor.fetchone()
+                return int(found[0]) if found else 0
+            connection.commit()
+            return int(rows)

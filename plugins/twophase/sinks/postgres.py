@@ -1,0 +1,389 @@
+"""A table in PostgreSQL: rows staged in a table of their own, promoted in one transaction together with the marker."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Schema
+from twophase.core.ports import Promotion
+from twophase.sinks.base import Attempt, Sink
+from twophase.sinks.pg import database, promoting, staging
+from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.promoting import Mode, Promoter
+from twophase.sinks.pg.staging import CHECKPOINT, Columns
+
+MODES = ("append", "upsert", "replace")
+STAGING = "twophase_staging"
+#: Postgres plans over every partition: more than this many make each query slow (docs/how-to/postgres.md).
+MOST_PARTITIONS = 1000
+_LEFT = re.compile(r"s_[0-9a-f]{8}_(\d{8,})_r(\d+)_a(\d+)_[0-9a-z]+")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]*")
+
+
+class Postgres(Sink):
+    """A table of a PostgreSQL database: append, upsert by key, or replace as a whole."""
+
+    def __init__(  # noqa: PLR0913 - what a user may declare
+        self,
+        table: str,
+        *,
+        conn_id: str,
+        mode: str = "append",
+        key: Iterable[str] = (),
+        create: bool = False,
+        attach: bool = False,
+        staging_conn_id: str | None = None,
+        staging_schema: str = STAGING,
+    ) -> None:
+        """Declare a table (`name` or `schema.name`) in the database of an Airflow connection.
+
+        `append` adds rows, which carry their checkpoint in `_checkpoint`; `upsert` changes or adds by `key`; `replace`
+        puts a checkpoint in the place of the whole table. `create` makes the target, and adds columns that are new.
+        With `attach` the target is partitioned by `_checkpoint`, and a checkpoint becomes a partition as it is.
+        `staging_conn_id` is for an account that may only stage.
+        """
+        self.table = str(table)
+        self.conn_id = conn_id
+        self.mode = mode
+        self.key = [key] if isinstance(key, str) else list(key)
+        self.create = create
+        self.attach = attach
+        self.staging_conn_id = staging_conn_id
+        self.staging_schema = staging_schema
+        self.target = Table.parse(self.table)
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        which = f"sinks.Postgres {self.table!r}"
+        if not self.conn_id:
+            msg = f"{which}: conn_id is missing; name the Airflow connection of the database"
+            raise ConfigError(msg)
+        if self.mode not in MODES:
+            msg = f"{which}: unknown mode {self.mode!r}, expected {', '.join(MODES)}"
+            raise ConfigError(msg)
+        if bool(self.key) != (self.mode == "upsert"):
+            found = f"mode {self.mode!r} with{'' if self.key else 'out'} a key"
+            msg = f"{which}: {found}; an upsert needs key=[…], and nothing else has one"
+            raise ConfigError(msg)
+        if self.attach and self.mode != "append":
+            msg = f"{which}: attach=True with mode {self.mode!r}; only what is appended can be a partition"
+            raise ConfigError(msg)
+        if not _SCHEMA.fullmatch(self.staging_schema):
+            msg = f"{which}: staging_schema {self.staging_schema!r}: expected small letters, digits and _"
+            raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one: connections by their ids."""
+        return {
+            "table": str(self.target),
+            "conn_id": self.conn_id,
+            "mode": self.mode,
+            "key": self.key,
+            "create": self.create,
+            "attach": self.attach,
+            "staging_conn_id": self.staging_conn_id,
+            "staging_schema": self.staging_schema,
+        }
+
+    def location(self) -> str:
+        """Return connection and table."""
+        return f"postgres:{self.conn_id}:{self.target}"
+
+    def connections(self) -> tuple[str, ...]:
+        """Return the connection that rows are staged by."""
+        return (self._staging_conn_id,)
+
+    @property
+    def _staging_conn_id(self) -> str:
+        return self.staging_conn_id or self.conn_id
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        """What comes later wins, so nothing may overtake; appended rows do not get into each other's way."""
+        return self.mode != "append"
+
+    def objection(self, *, latest: bool) -> str | None:
+        """Refuse what would bring an older state back."""
+        if self.mode == "upsert":
+            return "what an upsert has overwritten cannot be brought back"
+        if self.mode == "replace" and not latest:
+            return "a later checkpoint has taken the place of the whole table"
+        return None
+
+    # --- before anything is recorded ---------------------------------------------------------------------------------
+
+    def prepare(self, slot: str | None = None) -> None:
+        """See that the target fits, and make the places for staging and for markers."""
+        import psycopg2
+        from psycopg2 import sql
+
+        if slot is not None and self.mode != "append":
+            msg = f"sinks.Postgres {self.table!r}: mode {self.mode!r} has no order between slots; use append"
+            raise ConfigError(msg)
+        try:
+            with database.committed(self.conn_id) as cursor:
+                self._check_target(cursor, staging.columns_of(cursor, self.target))
+                promoting.create_markers(cursor)
+            with database.committed(self._staging_conn_id) as cursor:
+                cursor.execute("SELECT to_regnamespace(%s)", (self.staging_schema,))
+                if cursor.fetchone()[0] is None:
+                    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_staging'))")
+                    cursor.execute(
+                        sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.staging_schema))
+                    )
+        except psycopg2.Error as error:
+            msg = f"sinks.Postgres {self.table!r}: connection {self.conn_id}: {database.one_line(error)}"
+            raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+    def _check_target(self, cursor: Any, columns: dict[str, str] | None) -> None:  # noqa: ANN401 - a cursor
+        which = f"sinks.Postgres {self.table!r}"
+        if columns is None:
+            if not self.create:
+                msg = f"{which}: the table is not there; make it, or declare create=True"
+                raise ConfigError(msg)
+            return
+        if self.mode == "append" and columns.get(CHECKPOINT) != "bigint":
+            found = columns.get(CHECKPOINT, "none")
+            msg = (
+                f"{which}: expected a column {CHECKPOINT} bigint, found {found}; add it, rows say by it whose they are"
+            )
+            raise ConfigError(msg)
+        if missing := [name for name in self.key if name not in columns]:
+            msg = f"{which}: key {missing[0]!r} is no column of it, expected one of {', '.join(columns)}"
+            raise ConfigError(msg)
+        if self.key and not self._has_unique_key(cursor):
+            msg = (
+                f"{which}: no primary key or unique index on just {', '.join(self.key)}; make one, an upsert goes by it"
+            )
+            raise ConfigError(msg)
+        if self.attach:
+            self._check_partitions(cursor, which)
+
+    def _has_unique_key(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        cursor.execute(
+            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)"
+            " WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL GROUP BY i.indexrelid",
+            tuple(self.target),
+        )
+        return any(sorted(names) == sorted(self.key) for (names,) in cursor.fetchall())
+
+    def _check_partitions(self, cursor: Any, which: str) -> None:  # noqa: ANN401 - a cursor
+        cursor.execute(
+            "SELECT pg_get_partkeydef(c.oid), (SELECT count(*) FROM pg_inherits WHERE inhparent = c.oid)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+            tuple(self.target),
+        )
+        by, count = cursor.fetchone()
+        if by != f"LIST ({CHECKPOINT})":
+            msg = f"{which}: attach=True: expected a table partitioned by LIST ({CHECKPOINT}), found {by or 'none'}"
+            raise ConfigError(msg)
+        if count >= MOST_PARTITIONS:
+            msg = f"{which}: attach=True: it has {count} partitions, at most {MOST_PARTITIONS} may be; merge old ones"
+            raise ConfigError(msg)
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _prefix(self) -> str:
+        """Return what the names of this sink's staging tables begin with: nobody else writes to its target."""
+        return f"s_{hashlib.blake2s(self.location().encode(), digest_size=4).hexdigest()}"
+
+    def place(
+        self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
+    ) -> Json:
+        """Name a staging table; the token keeps it apart if a restored record repeats epochs."""
+        del slot  # a slot is a checkpoint, and rows go by that
+        name = f"{self._prefix}_{key.checkpoint_id:08d}_r{key.revision}_a{attempt}_{token}"
+        place: dict[str, Any] = {
+            "attempt": attempt,
+            "staging": [self.staging_schema, name],
+            "target": list(self.target),
+        }
+        if older is not None:
+            place["replaces"] = older.key.revision
+        return place
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401, ARG002 - a DataFrame
+        """Let the executors load the rows into the staging table."""
+        schema = staging.schema_of(frame)
+        columns = self.open(key, sink, handle, schema)
+        ready = staging.converted(frame, columns)
+        staging.load(_which(key, sink), ready, self._staging_conn_id, Table(*handle["staging"]))
+        return self.seal(key, sink, handle, schema, columns)
+
+    def open(self, key: Key, sink: str, handle: Json, schema: Schema) -> Columns:
+        """Make the staging table, with the target's types; a column that does not fit is an error."""
+        with database.committed(self._staging_conn_id) as cursor:
+            there = staging.columns_of(cursor, self.target)
+            columns = staging.plan(_which(key, sink), schema, there, create=self.create)
+            checkpoint = key.checkpoint_id if self.attach else None
+            staging.create(cursor, Table(*handle["staging"]), columns, checkpoint)
+        return columns
+
+    def seal(self, key: Key, sink: str, handle: Json, schema: Schema, columns: Columns) -> Json:
+        """Look at what was loaded: types, keys, how many rows; return the manifest's summary."""
+        which, table = _which(key, sink), Table(*handle["staging"])
+        hit("stage.written")
+        with database.committed(self._staging_conn_id) as cursor:
+            staging.finish(cursor, which, table, columns, self.key)
+            found = staging.look(cursor, table)
+            cursor.execute("SELECT pg_total_relation_size(%s)", (f'"{table.schema}"."{table.name}"',))
+            size = cursor.fetchone()[0]
+        if found is None:
+            msg = f"{which}: staging table {table} is gone; stage it again"
+            raise ManifestMismatch(msg)
+        hit("stage.durable")
+        return {
+            "digest": found.digest(table),
+            "files": len(found.parts),
+            "rows": found.rows,
+            "bytes": size,
+            "schema": [list(column) for column in schema],
+        }
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Raise ManifestMismatch unless the staging table has the parts that the manifest says."""
+        import psycopg2
+
+        table = Table(*handle["staging"])
+        try:
+            with database.session(self.conn_id) as session, session.cursor() as cursor:
+                found = staging.look(cursor, table)
+                marker = self._promoter(key, handle, manifest).marker(cursor)
+        except psycopg2.Error as error:
+            msg = f"checkpoint {key}: connection {self.conn_id}: {database.one_line(error)}"
+            raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+        if marker is not None:
+            msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
+            raise ManifestMismatch(msg)
+        if found is None or found.digest(table) != manifest["digest"]:
+            what = "is not there" if found is None else f"has {found.rows} rows, expected {manifest['rows']}"
+            msg = f"checkpoint {key}: staging table {table} {what}; stage it again"
+            raise ManifestMismatch(msg)
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
+        mode = Mode(self.mode, tuple(self.key), create=self.create, attach=self.attach)
+        return Promoter(self.conn_id, mode, key, handle, manifest)
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it."""
+        return self._promoter(key, handle, manifest).find()
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Apply the staged rows in one transaction with the marker."""
+        return self._promoter(key, handle, manifest).promote()
+
+    def discard(self, key: Key, handle: Json) -> None:  # noqa: ARG002 - every attempt of it goes
+        """Remove what any attempt of a dead revision staged."""
+        for left in self.attempts():
+            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+                self.remove(left)
+
+    # --- sweep -------------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> Iterator[Attempt]:
+        """List the staging tables of this sink."""
+        with self._looking() as cursor:
+            cursor.execute(
+                "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+                " WHERE n.nspname = %s AND c.relkind = 'r' AND NOT c.relispartition AND starts_with(c.relname, %s)",
+                (self.staging_schema, f"{self._prefix}_"),
+            )
+            names = [row[0] for row in cursor.fetchall()]
+        for name in names:
+            if match := _LEFT.fullmatch(name):
+                yield Attempt(int(match[1]), int(match[2]), int(match[3]), name)
+
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those."""
+        with self._looking() as cursor:
+            staging.drop(cursor, Table(self.staging_schema, left.path))
+
+    def _looking(self) -> Any:  # noqa: ANN401 - a context manager of a cursor
+        from contextlib import contextmanager
+
+        import psycopg2
+
+        @contextmanager
+        def looking() -> Iterator[Any]:
+            try:
+                with database.committed(self.conn_id) as cursor:
+                    yield cursor
+            except psycopg2.Error as error:
+                msg = f"{self.location()}: {database.one_line(error)}"
+                raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+        return looking()
+
+    # --- verify, read ------------------------------------------------------------------------------------------------
+
+    def verify(self, output: Output) -> Iterator[str]:
+        """Compare a committed revision with its marker, and what was appended by the number of its rows."""
+        from psycopg2 import sql
+
+        with self._looking() as cursor:
+            marker = self._promoter(output.key, output.handle, output.manifest).marker(cursor)
+            if marker is None or marker[1]["digest"] != output.manifest["digest"]:
+                found = "none" if marker is None else f"that of attempt {marker[0]}"
+                yield f"table {self.target}: expected the marker of attempt {output.attempt}, found {found}"
+                return
+            if self.mode != "append":
+                return
+            query = sql.SQL("SELECT count(*) FROM {} WHERE {} = %s")
+            cursor.execute(query.format(self.target.sql, sql.Identifier(CHECKPOINT)), (output.key.checkpoint_id,))
+            rows = cursor.fetchone()[0]
+        if rows != output.manifest["rows"]:
+            yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"
+
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
+        """Yield the checkpoints that appended rows name and no committed revision does."""
+        from psycopg2 import sql
+
+        if self.mode != "append":
+            return
+        with self._looking() as cursor:
+            if staging.columns_of(cursor, self.target) is None:
+                yield f"table {self.target} is not there"
+                return
+            query = sql.SQL("SELECT DISTINCT {0} FROM {1} WHERE {0} <> ALL(%s) LIMIT 100")
+            numbers = [output.key.checkpoint_id for output in known]
+            cursor.execute(query.format(sql.Identifier(CHECKPOINT), self.target.sql), (numbers,))
+            found = [row[0] for row in cursor.fetchall()]
+        yield from (f"table {self.target} has rows of checkpoint {number}, which is not committed" for number in found)
+
+    def stands(self, output: Output) -> bool:
+        """Say whether a revision's rows are the ones in the target: no later revision has taken their place."""
+        from psycopg2 import sql
+
+        query = "SELECT max(revision) FROM {} WHERE pipeline = %s AND target = %s AND checkpoint_id = %s"
+        with self._looking() as cursor:
+            values = (output.key.pipeline, str(self.target), output.key.checkpoint_id)
+            cursor.execute(sql.SQL(query).format(promoting.MARKERS.sql), values)
+            found: int | None = cursor.fetchone()[0]
+        return found == output.key.revision
+
+    def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return a frame over the rows of decided revisions that still stand."""
+        from twophase.sinks.pg import reading
+
+        if self.mode != "append":
+            self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
+        for output in outputs:
+            if not self.stands(output):
+                msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
+                raise ManifestMismatch(msg)
+        return reading.frame(spark, self.conn_id, self.target, outputs)
+
+
+def _which(key: Key, sink: str) -> str:
+    return f"checkpoint {key}: sink {sink!r}"

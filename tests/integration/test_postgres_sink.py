@@ -1,0 +1,352 @@
+"""A table in PostgreSQL: staged rows are invisible, one transaction makes them visible, and the marker is in it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+import pyarrow as pa
+import pytest
+
+import twophase
+from factories import land_words
+from twophase import Pipeline, sinks, sources
+from twophase.core import failpoints
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.errors import BadValue, ConfigError, ManifestMismatch
+from twophase.core.failpoints import FailpointError
+from twophase.core.manifest import Column
+from twophase.core.ports import Outcome
+from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.staging import Loader
+
+SCHEMA = (Column("id", "bigint"), Column("word", "string"))
+KEY = Key("words", 1, 1)
+
+
+@pytest.fixture
+def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give the test a database by the connection `dwh`, and a session to look into it."""
+    plain = dsn.replace("postgresql+psycopg2", "postgres")
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
+    session = psycopg2.connect(plain.replace("postgres://", "postgresql://"))
+    session.autocommit = True
+    with session.cursor() as cursor:
+        yield cursor
+    session.close()
+
+
+def declared(**more: Any) -> sinks.Postgres:
+    sink = sinks.Postgres("words", conn_id="dwh", **{"create": True, **more})
+    sink.prepare()
+    return sink
+
+
+class Staged:
+    """One staged output."""
+
+    def __init__(
+        self,
+        sink: sinks.Postgres,
+        rows: list[tuple[int, str]],
+        key: Key = KEY,
+        *,
+        attempt: int = 1,
+        older: Output | None = None,
+    ) -> None:
+        self.sink, self.key, self.attempt = sink, key, attempt
+        self.handle: Json = sink.place(key, attempt, "t0ken", older=older)
+        columns = sink.open(key, "dwh", self.handle, SCHEMA)
+        batch = pa.RecordBatch.from_pydict(
+            {"id": pa.array([row[0] for row in rows], pa.int64()), "word": pa.array([row[1] for row in rows])}
+        )
+        loader = Loader(psql_dsn(), Table(*self.handle["staging"]))
+        list(loader(iter([batch])))
+        self.manifest = sink.seal(key, "dwh", self.handle, SCHEMA, columns)
+
+    @property
+    def output(self) -> Output:
+        return Output(self.key, self.attempt, self.handle, self.manifest)
+
+    def check(self) -> None:
+        self.sink.check(self.key, self.handle, self.manifest)
+
+    def promote(self) -> Outcome:
+        return self.sink.promote(self.key, self.handle, self.manifest).outcome
+
+    def find(self) -> Outcome:
+        return self.sink.find(self.key, self.handle, self.manifest).outcome
+
+
+def psql_dsn() -> str:
+    from twophase.sinks.pg import database
+
+    return database.dsn("dwh")
+
+
+def rows(cursor: Any, query: str = "SELECT id, word FROM public.words ORDER BY id") -> list[tuple[Any, ...]]:
+    cursor.execute(query)
+    found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found
+
+
+def tables(cursor: Any) -> list[str]:
+    return [row[0] for row in rows(cursor, "SELECT tablename FROM pg_tables WHERE schemaname = 'twophase_staging'")]
+
+
+def test_staged_rows_are_invisible_and_promoted_at_once_with_their_marker(target: Any) -> None:
+    staged = Staged(declared(), [(1, "a"), (2, "b")])
+    staged.check()
+    assert (staged.find(), staged.manifest["rows"]) == (Outcome.RETRY_LATER, 2)
+
+    assert staged.promote() is Outcome.PROMOTED
+
+    assert rows(target, "SELECT id, word, _checkpoint FROM public.words ORDER BY id") == [(1, "a", 1), (2, "b", 1)]
+    assert rows(target, "SELECT pipeline, target, checkpoint_id, revision, attempt FROM twophase_sinks.promoted") == [
+        ("words", "public.words", 1, 1, 1)
+    ]
+    assert tables(target) == []
+    assert list(staged.sink.verify(staged.output)) == []
+
+
+def test_a_repeated_promotion_changes_nothing(target: Any) -> None:
+    staged = Staged(declared(), [(1, "a")])
+
+    outcomes = [staged.promote() for _ in range(3)]
+
+    assert outcomes == [Outcome.PROMOTED, Outcome.ALREADY_PROMOTED, Outcome.ALREADY_PROMOTED]
+    assert (staged.find(), rows(target)) == (Outcome.ALREADY_PROMOTED, [(1, "a")])
+
+
+def test_a_replacement_takes_the_old_rows_out_and_a_late_promoter_does_not_bring_them_back(target: Any) -> None:
+    sink = declared()
+    first = Staged(sink, [(1, "old"), (2, "old")])
+    first.promote()
+    other = Staged(sink, [(9, "other")], Key("words", 2, 1))
+    other.promote()
+    second = Staged(sink, [(1, "new")], Key("words", 1, 2), older=first.output)
+
+    assert second.promote() is Outcome.PROMOTED
+
+    assert rows(target) == [(1, "new"), (9, "other")]
+    assert first.promote() is Outcome.ALREADY_PROMOTED
+    assert rows(target) == [(1, "new"), (9, "other")]
+    assert (sink.stands(first.output), sink.stands(second.output)) == (False, True)
+
+
+@pytest.mark.parametrize("failpoint", ["promote.marked", "promote.applied"])
+def test_a_promotion_that_dies_before_its_commit_leaves_nothing(target: Any, failpoint: str) -> None:
+    sink = declared()
+    first = Staged(sink, [(1, "old")])
+    first.promote()
+    staged = Staged(sink, [(1, "new")], Key("words", 1, 2), older=first.output)
+    failpoints.configure(f"{failpoint}=raise")
+    with pytest.raises(FailpointError):
+        staged.promote()
+    failpoints.configure("")
+
+    assert (rows(target), staged.find()) == ([(1, "old")], Outcome.RETRY_LATER)
+    assert staged.promote() is Outcome.PROMOTED
+    assert rows(target) == [(1, "new")]
+
+
+def test_an_upsert_changes_what_is_there_and_adds_what_is_not(target: Any) -> None:
+    sink = declared(mode="upsert", key=["id"])
+    Staged(sink, [(1, "a"), (2, "b")]).promote()
+    Staged(sink, [(2, "B"), (3, "C")], Key("words", 2, 1)).promote()
+
+    assert rows(target) == [(1, "a"), (2, "B"), (3, "C")]
+    assert sink.ordered
+    assert sink.objection(latest=True) is not None
+
+
+def test_a_replaced_table_holds_the_last_checkpoint_only(target: Any) -> None:
+    sink = declared(mode="replace")
+    Staged(sink, [(1, "a"), (2, "b")]).promote()
+    Staged(sink, [(3, "c")], Key("words", 2, 1)).promote()
+
+    assert rows(target) == [(3, "c")]
+    assert (sink.objection(latest=True), sink.objection(latest=False) is None) == (None, False)
+
+
+def test_an_attached_partition_is_the_staging_table_itself_and_is_replaced_in_one_step(target: Any) -> None:
+    sink = declared(attach=True)
+    first = Staged(sink, [(1, "a")])
+    assert first.promote() is Outcome.PROMOTED
+    Staged(sink, [(2, "b")], Key("words", 2, 1)).promote()
+    second = Staged(sink, [(1, "A")], Key("words", 1, 2), older=first.output)
+
+    assert second.promote() is Outcome.PROMOTED
+
+    assert rows(target, "SELECT id, word, _checkpoint FROM public.words ORDER BY id") == [(1, "A", 1), (2, "b", 2)]
+    assert (first.promote(), list(sink.attempts())) == (Outcome.ALREADY_PROMOTED, [])
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([(1, "a"), (1, "b")], "2 rows have id 1"),
+        ([(1, "a"), (None, "b")], "1 rows have a null in it"),
+    ],
+)
+def test_a_key_that_is_doubled_or_null_is_refused_before_the_vote(target: Any, found: Any, told: str) -> None:
+    sink = declared(mode="upsert", key=["id"])
+
+    with pytest.raises(BadValue, match=told):
+        Staged(sink, found)
+
+
+def test_a_discarded_revision_leaves_no_table(target: Any) -> None:
+    sink = declared()
+    Staged(sink, [(1, "a")])
+    again = Staged(sink, [(1, "a")], attempt=2)
+    other = Staged(sink, [(2, "b")], Key("words", 2, 1))
+    assert {left.attempt for left in sink.attempts()} == {1, 2}
+
+    sink.discard(again.key, again.handle)
+
+    assert sorted(tables(target)) == sorted([other.handle["staging"][1], f"{other.handle['staging'][1]}_parts"])
+    with pytest.raises(ManifestMismatch, match="is not there"):
+        again.check()
+    assert again.find() is Outcome.FAILED
+
+
+def test_a_marker_that_this_record_did_not_vote_for_is_not_its_own(target: Any) -> None:
+    sink = declared()
+    first = Staged(sink, [(1, "a")])
+    first.promote()
+
+    stranger = Staged(sink, [(2, "b")], attempt=2)
+
+    assert (stranger.find(), stranger.promote()) == (Outcome.FAILED, Outcome.FAILED)
+    with pytest.raises(ManifestMismatch, match="has its marker already"):
+        stranger.check()
+    assert rows(target) == [(1, "a")]
+
+
+def test_a_locked_target_is_asked_again_later(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twophase.sinks.pg.database.LOCK_TIMEOUT", "100ms")
+    sink = declared()
+    Staged(sink, [(1, "a")]).promote()
+    staged = Staged(sink, [(2, "b")], Key("words", 2, 1))
+    target.execute("BEGIN")
+    target.execute("LOCK TABLE public.words IN ACCESS EXCLUSIVE MODE")
+
+    assert staged.promote() is Outcome.RETRY_LATER
+
+    target.execute("ROLLBACK")
+    assert staged.promote() is Outcome.PROMOTED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"mode": "merge"}, "unknown mode 'merge'"),
+        ({"mode": "upsert"}, "an upsert needs key="),
+        ({"key": ["id"]}, "nothing else has one"),
+        ({"mode": "replace", "attach": True}, "only what is appended"),
+        ({"staging_schema": 'a"b'}, "small letters"),
+        ({"conn_id": ""}, "conn_id is missing"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_at_once(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        sinks.Postgres("words", **{"conn_id": "dwh", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments", "told"),
+    [
+        (None, {}, "declare create=True"),
+        ("id bigint, word text", {}, "expected a column _checkpoint bigint, found none"),
+        ("id bigint, word text", {"mode": "upsert", "key": ["id"]}, "no primary key or unique index"),
+        ("id bigint, word text", {"mode": "upsert", "key": ["ID"]}, "no column of it"),
+        ("id bigint, word text, _checkpoint bigint", {"attach": True}, "partitioned by LIST"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused_before_anything_is_recorded(
+    target: Any, made: str | None, arguments: dict[str, Any], told: str
+) -> None:
+    if made:
+        target.execute(f"CREATE TABLE public.words ({made})")
+
+    with pytest.raises(ConfigError, match=told):
+        declared(create=False, **arguments)
+
+
+def words(sink: sinks.Postgres) -> Pipeline:
+    return Pipeline(
+        "words",
+        reads={"words": sources.Files("landing/words", format="json", schema="id bigint, word string")},
+        transform=lambda words: words,
+        writes={"dwh": sink},
+    )
+
+
+@pytest.mark.spark
+def test_a_run_commits_to_postgres_and_is_read_back(home: Any, target: Any, spark: Any) -> None:
+    pipeline = words(sinks.Postgres("words", conn_id="dwh", create=True))
+    for number in (1, 2):
+        land_words(start=number)
+        done = twophase.run(pipeline, spark=spark)
+        assert done is not None
+    found = twophase.read_committed(spark, "words", "dwh")
+
+    assert sorted(row["id"] for row in found.collect()) == [row[0] for row in rows(target)]
+    assert {row["checkpoint"] for row in found.collect()} == {1, 2}
+
+
+HARD = """
+    SELECT id, cast(id AS int) AS small, cast(id AS decimal(20,4)) / 8 AS amount, cast(id AS double) AS ratio,
+        CASE WHEN id % 7 = 0 THEN NULL WHEN id % 7 = 1 THEN '' ELSE concat('ä"''\\\\\\n\\t😀', id) END AS word,
+        id % 2 = 0 AS flag, date_add(DATE'2026-01-01', cast(id AS int) % 300) AS day,
+        timestamp_micros(1790000000000000 + id) AS at, timestamp_ntz'2026-03-29 02:30:00' AS local,
+        array(concat('x', id), NULL) AS tags, named_struct('a', id, 'b', 'é') AS more,
+        cast(concat('b', id) AS binary) AS raw
+    FROM words
+"""
+
+
+@pytest.mark.spark
+def test_every_type_comes_back_equal(home: Any, target: Any, spark: Any) -> None:
+    spark.range(1000).createOrReplaceTempView("words")
+    frame = spark.sql(HARD)
+    sink = sinks.Postgres("hard", conn_id="dwh", create=True)
+    sink.prepare()
+    handle = sink.place(KEY, 1, "t0ken")
+
+    manifest = sink.stage(frame, KEY, 1, "dwh", handle)
+    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+
+    found = {row[0]: row for row in rows(target, "SELECT * FROM public.hard")}
+    assert len(found) == manifest["rows"] == 1000
+    for row in frame.collect():
+        mine = found[row["id"]]
+        assert mine[1:7] == (row["small"], row["amount"], row["ratio"], row["word"], row["flag"], row["day"])
+        assert mine[7] == row["at"].astimezone(dt.UTC)
+        assert (mine[8], mine[9], mine[10]) == (row["local"], row["tags"], {"a": row["id"], "b": "é"})
+        assert bytes(mine[11]) == bytes(row["raw"])
+    assert isinstance(found[0][2], decimal.Decimal)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("made", "select", "told"),
+    [
+        ("id smallint", "SELECT 70000L AS id", "column 'id': value 70000 does not fit smallint"),
+        ("id bigint, word text", "SELECT 1L AS id, concat('a', chr(0)) AS word", "invalid byte sequence"),
+        ("id bigint, word varchar(3)", "SELECT 1L AS id, 'long' AS word", "too long"),
+        ("id bigint, more uuid", "SELECT 1L AS id, 'no' AS more", "invalid input syntax for type uuid"),
+    ],
+)
+def test_a_value_that_the_target_cannot_hold_is_named_before_the_vote(  # noqa: PLR0917 - a table of cases
+    home: Any, target: Any, spark: Any, made: str, select: str, told: str
+) -> None:
+    target.execute(f"CREATE TABLE public.words ({made}, _checkpoint bigint)")
+    sink = declared(create=False)
+
+    with pytest.raises(BadValue, match=told):
+        sink.stage(spark.sql(select), KEY, 1, "dwh", sink.place(KEY, 1, "t0ken"))
