@@ -82,6 +82,8 @@ class PreStaged:
         self.change = change
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        from prestaging import Attempted, Rows, prestage
+
         hit("submit.before")
         plan.write(folder / "plan.json")
         hit("submit.planned")
@@ -91,14 +93,12 @@ class PreStaged:
         for name, write in plan.writes.items():
             if write["handle"] is None:
                 continue
-            sink = Sink.load(dict(write["sink"]))
-            assert isinstance(sink, Files)
             aside = write.get("quarantine") is not None
             schema = BAD_SCHEMA if aside else self.schema
             hit("stage.before")
-            prefix = f"part-r{plan.revision}-a{plan.attempt}"
-            stage_rows(sink, write["handle"], prefix, bad if aside else rows, self.files, schema)
-            staged[name] = sink.seal(plan.key, plan.attempt, name, write["handle"], schema)
+            to = Attempted(plan.key, plan.attempt, name, write["handle"])
+            found = Rows(bad if aside else rows, self.files, schema)
+            staged[name] = prestage(Sink.load(dict(write["sink"])), to, found)
         hit("stage.after")
         return staged
 

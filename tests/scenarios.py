@@ -36,8 +36,10 @@ from twophase.spark.plan import Plan
 
 TABLES = ("lake/words", "lake/copy")
 WRITES = ("lake", "copy")
+#: Failpoints of sinks that are no tables of files.
+OTHER_SINKS = frozenset({"promote.marked", "promote.applied"})
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.
-ELSEWHERE = frozenset({
+ELSEWHERE = OTHER_SINKS | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),
     *("sweep.inside", "sweep.swept", "sweep.forgotten"),
 })  # fmt: skip

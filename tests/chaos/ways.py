@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import scenarios
 from chaos import replacing
 from chaos.holding import let_retention_be_over, wait_for_lease
 from twophase.core.failpoints import FAILPOINTS
 from twophase.local.opening import open_record
 
-_NAMES = list(FAILPOINTS)
+_NAMES = [name for name in FAILPOINTS if name not in scenarios.OTHER_SINKS]
 
 
 def _between(first: str, last: str, *, without: Collection[str] = ()) -> tuple[str, ...]:

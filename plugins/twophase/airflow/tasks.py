@@ -13,6 +13,7 @@ from twophase.core.checkpoint import Key, Run
 from twophase.core.errors import (
     AuditFailed,
     BadRecord,
+    BadValue,
     ConfigError,
     Fenced,
     IllegalTransition,
@@ -34,7 +35,7 @@ log = logging.getLogger("twophase")
 #: Trying again cannot help: a newer attempt owns the revision (R15), another one would read the same and find the same,
 #: or a person has to do something.
 FINAL = (
-    *(Fenced, AuditFailed, BadRecord, SchemaChanged),
+    *(Fenced, AuditFailed, BadRecord, BadValue, SchemaChanged),
     *(ConfigError, InputMissing, IllegalTransition, Parked),
 )
 _ENDED = frozenset({"success", "failed"})

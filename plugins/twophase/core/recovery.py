@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from twophase.core.errors import Fenced, Parked, PromotionPending
+from twophase.core.errors import Fenced, Parked, PromotionPending, SinkUnavailable
 from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome
 from twophase.core.states import UNDECIDED, State
@@ -131,7 +131,7 @@ def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -
                 coordinator.transact(lambda tx: tx.park(revision.key, reason))
             case Leave():
                 pass
-    except (Fenced, PromotionPending, Parked, OSError) as error:
+    except (Fenced, PromotionPending, Parked, SinkUnavailable, OSError) as error:
         decision = Leave(str(error))
     _tell(revision, decision)
     return decision

@@ -259,10 +259,11 @@ class Loader:
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         first = next(batches, None)
-        rows = 0 if first is None else self._load(part, first, batches)
+        rows = 0 if first is None else self.load(part, first, batches)
         yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32()), "rows": pa.array([rows], pa.int64())})
 
-    def _load(self, part: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> int:
+    def load(self, part: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> int:
+        """Load one part, unless it is there; return its rows."""
         import itertools
 
         import pyarrow as pa

@@ -1,0 +1,83 @@
+"""A pipeline into sinks of several kinds, what processes do with it, and what each sink then holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import psycopg2
+
+from factories import PreStaged, Row, visible, words_pipeline
+from scenarios import Failing
+from twophase import Pipeline, sinks
+from twophase.core.errors import AttemptFailed
+from twophase.core.recovery import recover as recover_all
+from twophase.local.opening import open_record
+from twophase.maintenance import sweep as sweep_all
+from twophase.running import Runner, coordinator
+from twophase.sinks.base import Sink
+
+#: The connection of the target database, as processes of the test get it.
+TARGET = "TWOPHASE_TEST_TARGET"
+
+DECLARED: dict[str, Callable[[], Sink]] = {
+    "files": lambda: sinks.Files("lake/words"),
+    "postgres": lambda: sinks.Postgres("words", conn_id="dwh", create=True),
+    "attached": lambda: sinks.Postgres("words_attached", conn_id="dwh", create=True, attach=True),
+    "upserted": lambda: sinks.Postgres("words_upserted", conn_id="dwh", create=True, mode="upsert", key=["id"]),
+}
+
+
+def pipeline(kinds: str) -> Pipeline:
+    """Declare a pipeline into `a+b+c`."""
+    os.environ["AIRFLOW_CONN_DWH"] = os.environ[TARGET]
+    return words_pipeline(writes={kind: DECLARED[kind]() for kind in kinds.split("+")}, max_files=2)
+
+
+def held(kind: str) -> list[Row]:
+    """Return the rows that a reader of a sink finds."""
+    if kind == "files":
+        return visible("lake/words")
+    table = {"postgres": "words", "attached": "words_attached", "upserted": "words_upserted"}[kind]
+    with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:
+        cursor = session.cursor()
+        cursor.execute("SELECT to_regclass(%s)", (f"public.{table}",))
+        found = cursor.fetchone()
+        if found is None or found[0] is None:
+            return []
+        cursor.execute(f"SELECT id, word, frequency FROM public.{table}")
+        return [dict(zip(("id", "word", "frequency"), row, strict=True)) for row in cursor.fetchall()]
+
+
+def run(kinds: str) -> None:
+    """Take one checkpoint through."""
+    with Runner(pipeline(kinds), PreStaged()) as runner:
+        runner.run()
+
+
+def fail(kinds: str) -> None:
+    """Take one checkpoint up to its vote, and fail."""
+    with Runner(pipeline(kinds), Failing()) as runner:
+        try:
+            runner.run()
+        except AttemptFailed as error:
+            if "as it was told to" not in str(error):
+                raise
+
+
+def drain(kinds: str) -> None:
+    """Take checkpoints through until there is no new input."""
+    with Runner(pipeline(kinds), PreStaged()) as runner:
+        while runner.run():
+            pass
+
+
+def recover(kinds: str) -> None:
+    """Finish what a crash left."""
+    recover_all(coordinator(open_record(), pipeline(kinds)))
+
+
+def sweep(kinds: str) -> None:
+    """Remove what is dead."""
+    for _ in sweep_all(open_record(), pipeline(kinds)):
+        pass

@@ -1,0 +1,100 @@
+"""Every failpoint, killed and raised, on the way into sinks of each kind and into several at once.
+
+Nothing is lost, doubled or half visible in any of them; what is decided reaches all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import sinking
+from factories import counted, land_words
+from processes import call
+from twophase.committer.record import PostgresRecord
+from twophase.core.failpoints import FAILPOINTS
+from twophase.core.states import ENDED
+from twophase.maintenance import verify
+
+pytestmark = pytest.mark.chaos
+
+#: Nobody comes by these here: nothing is replaced, audited or settled.
+NOT_HERE = frozenset({
+    *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
+    *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
+})  # fmt: skip
+FILES_ONLY = frozenset({"stage.manifest", "stage.marked", "promote.taken", "promote.checked", "promote.visible"})
+POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
+KINDS = ("postgres", "attached", "upserted", "files+postgres", "files+postgres+attached+upserted")
+#: What `make test` meets of each, killed: that in which they differ.
+FEW = {
+    "postgres": (
+        "stage.written",
+        "stage.durable",
+        "vote.after",
+        "promote.marked",
+        "promote.applied",
+        "promote.durable",
+    ),
+    "attached": ("promote.applied",),
+    "upserted": ("promote.durable",),
+    "files+postgres": ("stage.durable", "commit.after", "promote.visible", "promote.applied", "abort.after"),
+    "files+postgres+attached+upserted": ("promote.after",),
+}
+WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.sweep}
+
+
+def points(kinds: str) -> list[str]:
+    """Return what a pipeline into these comes by."""
+    left_out = NOT_HERE | (frozenset() if "files" in kinds else FILES_ONLY)
+    return [name for name in FAILPOINTS if name not in (left_out if kinds != "files" else left_out | POSTGRES_ONLY)]
+
+
+def cases() -> Iterator[object]:
+    for kinds in KINDS:
+        for point in points(kinds):
+            for action in ("kill", "raise"):
+                few = action == "kill" and point in FEW[kinds]
+                yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
+    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
+
+
+@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(cases()))
+def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
+    kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
+) -> None:
+    rows = land_words(files=2)
+    assert call(sinking.run, kinds, log=home / "first.log").wait() == 0
+    first = counted(rows)
+    rows += land_words(files=2, start=2)
+    victim = WAYS.get(failpoint.partition(".")[0], sinking.run)
+    if victim is sinking.sweep:  # something dead to sweep: an attempt that another one replaced
+        call(sinking.run, kinds, log=home / "dead.log", failpoints="vote.before=kill")
+        call(sinking.run, kinds, log=home / "second.log")
+
+    crashed = call(victim, kinds, log=home / "crash.log", failpoints=f"{failpoint}={action}")
+
+    assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
+    assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
+    for kind in kinds.split("+"):
+        assert counted(sinking.held(kind)) in (first, counted(rows)), kind
+    for number in (1, 2):
+        assert call(sinking.recover, kinds, log=home / f"recover{number}.log").wait() == 0
+    drained = call(sinking.drain, kinds, log=home / "drain.log")
+    assert drained.wait() == 0, drained.said
+    for kind in kinds.split("+"):
+        assert counted(sinking.held(kind)) == counted(rows), kind
+    assert call(sinking.sweep, kinds, log=home / "sweep.log").wait() == 0
+    declared = sinking.pipeline(kinds)
+    with record.transaction() as tx:
+        assert {revision.state for revision in tx.unfinished("words")} <= ENDED
+    assert not any(verify(record, declared))
+    assert not [left for sink in declared.writes.values() for left in sink.attempts() if not left.manifest]

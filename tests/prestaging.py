@@ -1,0 +1,66 @@
+"""Staging without Spark: rows go into a sink's staging place as its Spark side would have put them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from factories import stage_rows
+from twophase.core.checkpoint import Json, Key
+from twophase.core.manifest import Column
+from twophase.sinks.base import Sink
+from twophase.sinks.files import Files
+from twophase.sinks.pg import database
+from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.staging import Loader
+from twophase.sinks.postgres import Postgres
+
+Row = dict[str, Any]
+_TYPES = {"bigint": pa.int64(), "string": pa.string()}
+
+
+class Rows(NamedTuple):
+    """What is staged, and in how many files or parts."""
+
+    rows: list[Row]
+    parts: int
+    schema: Sequence[Column]
+
+    def part(self, number: int) -> pa.Table:
+        """Return one of them as Arrow has it."""
+        columns = pa.schema([(name, _TYPES[kind]) for name, kind in self.schema])
+        return pa.Table.from_pylist(self.rows[number :: self.parts], schema=columns)
+
+
+class Attempted(NamedTuple):
+    """Whose it is, and where it goes."""
+
+    key: Key
+    attempt: int
+    name: str
+    handle: Json
+
+
+@singledispatch
+def prestage(sink: Sink, to: Attempted, rows: Rows) -> Json:
+    """Stage rows; return the manifest's summary."""
+    raise NotImplementedError(type(sink))
+
+
+@prestage.register
+def _(sink: Files, to: Attempted, rows: Rows) -> Json:
+    stage_rows(sink, to.handle, f"part-r{to.key.revision}-a{to.attempt}", rows.rows, rows.parts, rows.schema)
+    return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
+
+
+@prestage.register
+def _(sink: Postgres, to: Attempted, rows: Rows) -> Json:
+    columns = sink.open(to.key, to.name, to.handle, tuple(rows.schema))
+    loader = Loader(database.dsn(sink.connections()[0]), Table(*to.handle["staging"]))
+    for number in range(rows.parts):
+        for batch in rows.part(number).to_batches()[:1]:
+            loader.load(number, batch, iter(()))
+    return sink.seal(to.key, to.name, to.handle, tuple(rows.schema), columns)
