@@ -1,0 +1,478 @@
+"""Does a sink keep its promises? `SinkContract` finds out, with processes that are killed, stopped and woken.
+
+    class TestMySink(SinkContract):
+        @pytest.fixture
+        def sink(self):
+            return MySink("orders", conn_id="warehouse")       # over a system with nothing in it
+
+        @pytest.fixture
+        def read(self, sink):
+            return lambda: [...]                               # the rows that a reader finds: dicts of id and word
+
+The sink has to be in a module that can be imported, for a process of its own builds it again from its declaration: what
+a sink only remembers is gone by then, as after any crash.
+
+Run as a program this module is such a process: it promotes, and dies, stops or fails at the line that it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.errors import TwophaseError
+from twophase.core.ports import Outcome
+from twophase.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PIPELINE = "contract"
+_SCHEMA = "id bigint, word string"
+_PATIENCE = 60.0
+_POLL = 0.1
+_DONE = {Outcome.PROMOTED, Outcome.ALREADY_PROMOTED}
+_WAITING = {Outcome.RETRY_LATER, Outcome.UNKNOWN}
+
+Rows = list[dict[str, Any]]
+Read = Callable[[], Rows]
+
+
+@dataclass
+class Staged:
+    """One staged output, and all that the record would keep of it."""
+
+    sink: Sink
+    key: Key
+    attempt: int
+    handle: dict[str, Any]
+    manifest: Json
+    rows: Rows
+
+    @property
+    def output(self) -> Output:
+        """Return it as the record has it once it is decided."""
+        return Output(self.key, self.attempt, self.handle, self.manifest)
+
+    def promote(self) -> Outcome:
+        """Promote it with a sink that remembers nothing."""
+        return again(self.sink).promote(self.key, self.handle, self.manifest).outcome
+
+    def finish(self) -> Outcome:
+        """Promote it as recovery does: who died in the middle may hold what is needed for a moment."""
+        deadline = time.monotonic() + _PATIENCE
+        while (outcome := self.promote()) in _WAITING and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        return outcome
+
+    def find(self) -> Outcome:
+        """Ask where it stands, likewise."""
+        return again(self.sink).find(self.key, self.handle, self.manifest).outcome
+
+
+def again(sink: Sink) -> Sink:
+    """Build a sink again from its declaration, as the record keeps it."""
+    return Sink.load(json.loads(json.dumps(sink.declaration())))
+
+
+@dataclass
+class Stage:
+    """Stages outputs of a sink, one checkpoint after the other."""
+
+    spark: SparkSession
+    sink: Sink
+    decided: int = 0
+    checkpoints: int = 0
+
+    def __call__(self, *, of: Staged | None = None, attempt: int = 1, rows: int = 3) -> Staged:
+        """Stage the next checkpoint, or the next revision of one."""
+        if of is None:
+            self.checkpoints += 1
+        key = Key(PIPELINE, *((self.checkpoints, 1) if of is None else (of.key.checkpoint_id, of.key.revision + 1)))
+        return self.attempt(key, attempt, rows, of)
+
+    def attempt(self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None) -> Staged:
+        """Stage one attempt of a revision."""
+        made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
+        place = self.sink.place(key, attempt, secrets.token_hex(4), older=of.output if of else None)
+        frame = self.spark.createDataFrame([(row["id"], row["word"]) for row in made], _SCHEMA).coalesce(1)
+        manifest = self.sink.stage(frame, key, attempt, "contract", place)
+        self.decided += 1
+        handle = {**place, "commit_seq": self.decided, "timestamp": "2026-01-01T00:00:00+00:00"}
+        staged = Staged(self.sink, key, attempt, json.loads(json.dumps(handle)), _plain(manifest), made)
+        again(self.sink).check(key, place, manifest)
+        return staged
+
+
+def _plain(manifest: Json) -> Json:
+    """Return a manifest as the record gives it back."""
+    found: Json = json.loads(json.dumps(manifest))
+    return found
+
+
+class SinkContract:
+    """What every sink has to do. A subclass gives it a sink, and a reader of what it holds."""
+
+    #: In how many places of its way a promotion is killed, stopped or cut off.
+    places = 12
+
+    @pytest.fixture
+    def sink(self) -> Sink:
+        """Return the sink, over a system with nothing in it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def read(self) -> Read:
+        """Return what returns the rows that a reader finds."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def stage(self, sink: Sink) -> Stage:
+        """Return what stages into the sink, by Spark."""
+        sink.prepare()
+        return Stage(_session(), sink)
+
+    # --- the plain way -----------------------------------------------------------------------------------------------
+
+    def test_its_declaration_builds_it_again(self, sink: Sink) -> None:
+        """A process that knows only the record can build the sink."""
+        rebuilt = again(sink)
+
+        assert (rebuilt.declaration(), rebuilt.location()) == (again(rebuilt).declaration(), sink.location())
+
+    def test_what_is_staged_is_invisible(self, stage: Stage, read: Read) -> None:
+        """Nobody sees anything before the promotion."""
+        staged = stage()
+
+        assert (read(), staged.find(), staged.manifest["rows"]) == ([], Outcome.RETRY_LATER, 3)
+
+    def test_a_promotion_shows_everything_once(self, stage: Stage, read: Read) -> None:
+        """After it every row is there once, and the marker says so."""
+        staged = stage()
+
+        assert staged.promote() is Outcome.PROMOTED
+
+        assert _same(read(), staged.rows)
+        assert staged.find() is Outcome.ALREADY_PROMOTED
+        assert not list(again(stage.sink).verify(staged.output))
+
+    # --- again -------------------------------------------------------------------------------------------------------
+
+    def test_a_repeated_promotion_changes_nothing(self, stage: Stage, read: Read) -> None:
+        """By a process that remembers nothing of the first one."""
+        staged = stage()
+        staged.promote()
+
+        assert [staged.promote(), staged.promote()] == [Outcome.ALREADY_PROMOTED] * 2
+        assert _same(read(), staged.rows)
+
+    def test_a_promotion_is_repeated_harmlessly_after_later_ones(self, stage: Stage, read: Read) -> None:
+        """A marker that only knows the last one would forget it."""
+        first, second = stage(), stage()
+        first.promote()
+        second.promote()
+
+        assert first.promote() is Outcome.ALREADY_PROMOTED
+        assert _same(read(), self.expected(first, second))
+
+    def test_what_overtakes_does_not_hide_what_it_overtook(self, stage: Stage, read: Read) -> None:
+        """Unless the sink is declared `ordered`, a later checkpoint may be promoted first."""
+        if stage.sink.ordered:
+            pytest.skip("its promotions keep the order")
+        first, second = stage(), stage()
+        second.promote()
+
+        assert (first.find(), first.promote()) == (Outcome.RETRY_LATER, Outcome.PROMOTED)
+        assert _same(read(), self.expected(first, second))
+
+    # --- interrupted -------------------------------------------------------------------------------------------------
+
+    def test_a_promotion_that_is_killed_anywhere_is_finished_by_the_next(self, stage: Stage, read: Read) -> None:
+        """Readers see all of it or nothing, the next promotion finishes it, and nothing is there twice."""
+        done: list[Staged] = []
+        for place in self._places(stage, done):
+            before, staged = self.expected(*done), stage()
+            assert Promoting(staged, "kill", place).ended() == -signal.SIGKILL
+            assert _same(read(), before) or _same(read(), self.expected(*done, staged)), f"killed at {place}"
+            done.append(staged)
+            assert staged.finish() in _DONE
+            assert _same(read(), self.expected(*done)), f"killed at {place}"
+
+    def test_a_lost_reply_is_settled_by_the_marker(self, stage: Stage, read: Read) -> None:
+        """An error anywhere inside leaves it promoted or not, and the marker tells which."""
+        done: list[Staged] = []
+        for place in self._places(stage, done):
+            staged = stage()
+            Promoting(staged, "raise", place).ended()
+            found, seen = staged.find(), read()
+            assert found in {Outcome.ALREADY_PROMOTED, Outcome.RETRY_LATER}
+            done.append(staged)
+            if found is Outcome.ALREADY_PROMOTED:
+                assert _same(seen, self.expected(*done)), f"cut off at {place}"
+            assert staged.finish() in _DONE
+            assert _same(read(), self.expected(*done)), f"cut off at {place}"
+
+    # --- late, and at once -------------------------------------------------------------------------------------------
+
+    def test_a_late_promoter_shows_nothing_twice(self, stage: Stage, read: Read) -> None:
+        """One that was stopped in the middle while another finished the work."""
+        done: list[Staged] = []
+        for place in self._places(stage, done):
+            staged = stage()
+            late = Promoting(staged, "stop", place)
+            late.until_stopped()
+            first = staged.promote()
+            late.wake()
+            assert late.ended() == 0
+            done.append(staged)
+            assert first in {*_DONE, *_WAITING}
+            assert staged.promote() is Outcome.ALREADY_PROMOTED
+            assert _same(read(), self.expected(*done)), f"stopped at {place}"
+
+    def test_two_promoters_at_once_promote_once(self, stage: Stage, read: Read) -> None:
+        """One makes it visible, the other finds it so, or is told to come again."""
+        done: list[Staged] = []
+        for _ in range(5):
+            staged = stage()
+            racing = [Promoting(staged, "stop", 1) for _ in range(2)]
+            for one in racing:
+                one.until_stopped()
+            for one in racing:
+                one.wake()
+            outcomes = [one.outcome() for one in racing]
+            done.append(staged)
+            assert outcomes.count(Outcome.PROMOTED) <= 1
+            assert set(outcomes) <= {*_DONE, *_WAITING}
+            assert staged.finish() in _DONE
+            assert _same(read(), self.expected(*done))
+
+    # --- replaced ----------------------------------------------------------------------------------------------------
+
+    def test_a_replacement_takes_the_place_of_the_older_revision(self, stage: Stage, read: Read) -> None:
+        """And of nothing else."""
+        self._skip_unless_replaceable(stage.sink)
+        other, first = stage(), stage()
+        other.promote()
+        first.promote()
+        second = stage(of=first, rows=2)
+        assert _same(read(), self.expected(other, first))
+
+        assert second.promote() is Outcome.PROMOTED
+
+        assert _same(read(), self.expected(other, second))
+
+    def test_a_late_promoter_does_not_bring_back_what_was_replaced(self, stage: Stage, read: Read) -> None:
+        """However long it slept, and wherever."""
+        self._skip_unless_replaceable(stage.sink)
+        done: list[Staged] = []
+        for place in self._places(stage, done)[:: max(self.places // 4, 1)]:
+            first = stage()
+            late = Promoting(first, "stop", place)
+            late.until_stopped()
+            if first.promote() in _WAITING:  # the sleeper holds what is needed: it has to go on first
+                late.wake()
+                late.ended()
+                assert first.promote() is Outcome.ALREADY_PROMOTED
+            second = stage(of=first, rows=2)
+            assert second.promote() is Outcome.PROMOTED
+            late.wake()
+            late.ended()
+            done.append(second)
+            assert first.promote() is Outcome.ALREADY_PROMOTED
+            assert _same(read(), self.expected(*done)), f"stopped at {place}"
+
+    # --- discarded ---------------------------------------------------------------------------------------------------
+
+    def test_what_is_discarded_is_gone_and_cannot_be_promoted(self, stage: Stage, read: Read) -> None:
+        """All attempts of the revision, and no other's; discarding is repeated harmlessly."""
+        first = stage()
+        second = stage.attempt(first.key, 2)
+        other = stage()
+        for _ in range(2):
+            again(stage.sink).discard(second.key, second.handle)
+
+        assert (first.find(), second.promote()) == (Outcome.FAILED, Outcome.FAILED)
+        with pytest.raises(TwophaseError):
+            again(stage.sink).check(first.key, first.handle, first.manifest)
+        assert read() == []
+        left = {(one.checkpoint_id, one.revision) for one in again(stage.sink).attempts()}
+        assert (first.key.checkpoint_id, first.key.revision) not in left
+        assert other.promote() is Outcome.PROMOTED
+        assert _same(read(), other.rows)
+
+    # --- what is expected --------------------------------------------------------------------------------------------
+
+    def expected(self, *promoted: Staged) -> Rows:
+        """Return what a reader must find when these were promoted, in this order; for most sinks all of their rows."""
+        return [row for staged in promoted for row in staged.rows]
+
+    def _skip_unless_replaceable(self, sink: Sink) -> None:
+        if why := sink.objection(latest=True):
+            pytest.skip(f"it does not replace: {why}")
+
+    def _places(self, stage: Stage, done: list[Staged]) -> Sequence[int]:
+        """Promote one to see how many lines that takes; return some of them, the first and the last among these."""
+        staged = stage()
+        count = Promoting(staged, "count", 0).count()
+        done.append(staged)
+        step = max(count / self.places, 1.0)
+        return sorted({min(count, 1 + round(number * step)) for number in range(self.places)} | {count})
+
+
+def _same(found: Rows, expected: Rows) -> bool:
+    """Compare as sets with repetitions, and by what was staged only."""
+
+    def counted(rows: Rows) -> Counter[tuple[Any, Any]]:
+        return Counter((row["id"], row["word"]) for row in rows)
+
+    return counted(found) == counted(expected)
+
+
+def _session() -> SparkSession:
+    """Return a small Spark of this process."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("twophase contract")
+    for name, value in {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": _path(),
+        "spark.sql.shuffle.partitions": "1",
+        "spark.ui.enabled": "false",
+    }.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _path() -> str:
+    """Return where other processes find what this one does."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
+
+
+# --- a process that promotes -----------------------------------------------------------------------------------------
+
+
+class Promoting:
+    """A process that promotes one output, up to some line of the sink's own code."""
+
+    def __init__(self, staged: Staged, action: str, place: int) -> None:
+        """Start it."""
+        task = {
+            "sink": staged.sink.declaration(),
+            "key": list(staged.key),
+            "handle": staged.handle,
+            "manifest": staged.manifest,
+            "action": action,
+            "place": place,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "twophase.testing"],
+            env={**os.environ, "PYTHONPATH": _path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task))
+        self._process.stdin.close()
+
+    def until_stopped(self) -> None:
+        """Wait until it has stopped itself, or has ended before."""
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def wake(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def ended(self) -> int:
+        """Wait for its end; return the exit code, negative: the signal that killed it."""
+        self._tell()
+        return self._process.returncode
+
+    def outcome(self) -> Outcome:
+        """Return what it was told by the sink."""
+        return Outcome(self._tell()["outcome"])
+
+    def count(self) -> int:
+        """Return how many lines of the sink's code it came by."""
+        found: int = self._tell()["lines"]
+        return found
+
+    def _tell(self) -> dict[str, Any]:
+        """Wait for its end, and return what it said before that."""
+        with self._process as process:
+            assert process.stdout is not None
+            told = process.stdout.read() if not process.stdout.closed else ""
+            process.wait(_PATIENCE)
+        found: dict[str, Any] = json.loads(told) if told else {}
+        return found
+
+
+class Tracer:
+    """Counts the lines of a sink's own code, and acts at one of them."""
+
+    def __init__(self, folder: str, action: str, place: int) -> None:
+        """Watch the modules in a folder."""
+        self.folder = folder
+        self.action = action
+        self.place = place
+        self.lines = 0
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Tracer | None:
+        """Be asked for each call, and for each line of those that are watched."""
+        if event == "call":
+            return self if frame.f_code.co_filename.startswith(self.folder) else None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.place:
+                self._act()
+        return self
+
+    def _act(self) -> None:
+        match self.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                msg = "the reply was lost, as the contract wants it"
+                raise ConnectionError(msg)
+
+
+def _watched(sink: Sink) -> str:
+    """Return the folder of a sink's module."""
+    return str(Path(sys.modules[type(sink).__module__].__file__ or "").parent)
+
+
+def main() -> int:
+    """Promote as a task says, and tell how it went; return the exit code."""
+    task = json.load(sys.stdin)
+    sink = Sink.load(task["sink"])
+    tracer = Tracer(_watched(sink), task["action"], task["place"])
+    sys.settrace(tracer)
+    try:
+        promoted = sink.promote(Key(*task["key"]), task["handle"], task["manifest"])
+    except ConnectionError:
+        return 1
+    finally:
+        sys.settrace(None)
+    sys.stdout.write(json.dumps({"outcome": promoted.outcome, "lines": tracer.lines}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""A sink of one's own, as the how-to shows it: complete, short, and it keeps the contract."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "own-sink.md"
+
+
+def blocks() -> dict[str, str]:
+    """Return the Python files of the page by their names."""
+    found = re.findall(r"```python\n(# (\w+\.py).*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
+    return {name: code for code, name in found}
+
+
+def test_the_example_has_less_than_sixty_lines_of_code() -> None:
+    lines = [line for line in blocks()["sqlite_sink.py"].splitlines() if line.strip() and not line.startswith("#")]
+
+    assert len(lines) < 60
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("places", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_the_example_keeps_the_contract(tmp_path: Path, places: int) -> None:
+    for name, code in blocks().items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(
+        f"from twophase.testing import SinkContract\nSinkContract.places = {places}\n"
+    )
+
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"\d+ passed", done.stdout)
+
+
+#: A sink that breaks one promise, and the case that is named for it.
+WRONG = {
+    "MarkerInMemory": "test_a_repeated_promotion_changes_nothing",
+    "MarkerInASecondStep": "test_a_promotion_that_is_killed_anywhere_is_finished_by_the_next",
+    "MarkerInAnEarlierStep": "test_a_lost_reply_is_settled_by_the_marker",
+    "HighWaterMark": "test_what_overtakes_does_not_hide_what_it_overtook",
+    "LookingBeforehand": "test_a_late_promoter_shows_nothing_twice",
+    "VisibleAtOnce": "test_what_is_staged_is_invisible",
+    "OneRowAfterTheOther": "test_a_promotion_that_is_killed_anywhere_is_finished_by_the_next",
+    "NeverTakingOut": "test_a_replacement_takes_the_place_of_the_older_revision",
+    "NeverDiscarding": "test_what_is_discarded_is_gone_and_cannot_be_promoted",
+}
+#: The same cases, kept by the sink that the wrong ones are made of.
+RIGHT = "Applying"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_a_sink_that_breaks_a_promise_fails_the_case_that_is_named_for_it(tmp_path: Path) -> None:
+    (tmp_path / "sqlite_sink.py").write_text(blocks()["sqlite_sink.py"], encoding="utf-8")
+    for name in ("wrong_sinks.py", "wrong_sinks_cases.py"):
+        shutil.copy(Path(__file__).parents[1] / "contract" / name, tmp_path)
+    chosen = {f"Test{sink}::{case}" for sink, case in (*WRONG.items(), *((RIGHT, case) for case in WRONG.values()))}
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", "--rootdir", "."]
+
+    done = subprocess.run(
+        [*command, *(f"wrong_sinks_cases.py::{case}" for case in sorted(chosen))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    ended = {case: state for state, case in re.findall(r"^(PASSED|FAILED) \S+?::(\S+)", done.stdout, re.MULTILINE)}
+    assert {f"Test{sink}::{case}": "FAILED" for sink, case in WRONG.items()}.items() <= ended.items(), done.stdout
+    assert {f"Test{RIGHT}::{case}": "PASSED" for case in WRONG.values()}.items() <= ended.items(), done.stdout

@@ -1,0 +1,153 @@
+"""Sinks that each break one promise; the contract has to find them out. Built on the how-to's SQLite sink."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from sqlite_sink import COUNT, MARKER, SQLite  # type: ignore[import-not-found]
+
+from twophase.core.checkpoint import Key
+from twophase.core.ports import Outcome, Promotion
+
+
+class Applying(SQLite):  # type: ignore[misc]
+    """Does in `apply` what it pleases, inside one transaction that begins with a look at the marker."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        try:
+            with sqlite3.connect(self.path, timeout=2) as db:
+                db.execute("BEGIN IMMEDIATE")
+                if self.is_marked(db, key) or db.execute(COUNT, (handle["place"],)).fetchone() == (0,):
+                    return self.find(key, handle, manifest)  # type: ignore[no-any-return]
+                self.apply(db, key, handle)
+            self.after(key)
+            return Promotion(Outcome.PROMOTED)
+        except sqlite3.OperationalError as error:
+            return Promotion(Outcome.UNKNOWN, str(error))
+
+    def is_marked(self, db: Any, key: Key) -> bool:
+        return db.execute(MARKER, key[1:]).fetchone() is not None
+
+    def apply(self, db: Any, key: Key, handle: Any) -> None:
+        self.mark(db, key)
+        self.take_out(db, key)
+        db.execute("INSERT INTO words SELECT id, word, ? FROM staged WHERE place = ?", (key[1], handle["place"]))
+
+    def mark(self, db: Any, key: Key) -> None:
+        db.execute("INSERT INTO marker VALUES (?, ?)", key[1:])
+
+    def take_out(self, db: Any, key: Key) -> None:
+        db.execute("DELETE FROM words WHERE checkpoint = ?", key[1:2])
+
+    def after(self, key: Key) -> None:
+        """Do nothing more."""
+
+
+class Appending(Applying):
+    """Takes nothing out, so that what is promoted twice is seen twice."""
+
+    def take_out(self, db: Any, key: Key) -> None:
+        if key.revision > 1:
+            super().take_out(db, key)
+
+
+class MarkerInMemory(Appending):
+    """Remembers what it promoted as long as it lives."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.seen: set[Key] = set()
+
+    def is_marked(self, db: Any, key: Key) -> bool:
+        return key in self.seen
+
+    def mark(self, db: Any, key: Key) -> None:
+        self.seen.add(key)
+
+    def find(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        return Promotion(Outcome.ALREADY_PROMOTED if key in self.seen else Outcome.RETRY_LATER)
+
+
+class MarkerInASecondStep(Appending):
+    """Marks in a transaction of its own, after the rows are visible."""
+
+    def mark(self, db: Any, key: Key) -> None:
+        """Later."""
+
+    def after(self, key: Key) -> None:
+        self._run(["INSERT INTO marker VALUES (?, ?)", *key[1:]])
+
+
+class MarkerInAnEarlierStep(Appending):
+    """Marks in a transaction of its own, before the rows are visible."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        if self._run([MARKER, *key[1:]]):
+            return Promotion(Outcome.ALREADY_PROMOTED)
+        self._run(["INSERT INTO marker VALUES (?, ?)", *key[1:]])
+        self._run(
+            ["INSERT INTO words SELECT id, word, ? FROM staged WHERE place = ?", key.checkpoint_id, handle["place"]]
+        )
+        return Promotion(Outcome.PROMOTED)
+
+
+class HighWaterMark(Appending):
+    """Knows the highest checkpoint only, and is not declared as ordered."""
+
+    def is_marked(self, db: Any, key: Key) -> bool:
+        return db.execute("SELECT 1 FROM marker WHERE checkpoint >= ?", key[1:2]).fetchone() is not None
+
+    def find(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        if self._run(["SELECT 1 FROM marker WHERE checkpoint >= ?", key.checkpoint_id]):
+            return Promotion(Outcome.ALREADY_PROMOTED)
+        return super().find(key, handle, manifest)  # type: ignore[no-any-return]
+
+
+class LookingBeforehand(Appending):
+    """Looks at the marker, and then does its work in a transaction that does not look again."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        found: Promotion = self.find(key, handle, manifest)
+        if found.outcome is not Outcome.RETRY_LATER:
+            return found
+        with sqlite3.connect(self.path, timeout=10) as db:
+            db.execute("BEGIN IMMEDIATE")
+            self.apply(db, key, handle)
+        return Promotion(Outcome.PROMOTED)
+
+
+class VisibleAtOnce(Applying):
+    """Stages where everybody looks."""
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Any) -> Any:
+        manifest = super().stage(frame, key, attempt, sink, handle)
+        self._run(["INSERT INTO words SELECT id, word, ? FROM staged WHERE place = ?", key[1], handle["place"]])
+        return manifest
+
+
+class OneRowAfterTheOther(Applying):
+    """Makes rows visible one by one."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        if self._run([MARKER, *key[1:]]):
+            return Promotion(Outcome.ALREADY_PROMOTED)
+        self._run(["DELETE FROM words WHERE checkpoint = ?", key.checkpoint_id])
+        for number, word in self._run(["SELECT id, word FROM staged WHERE place = ?", handle["place"]]):
+            self._run(["INSERT INTO words VALUES (?, ?, ?)", number, word, key.checkpoint_id])
+        self._run(["INSERT INTO marker VALUES (?, ?)", *key[1:]])
+        return Promotion(Outcome.PROMOTED)
+
+
+class NeverTakingOut(Applying):
+    """Lets an older revision's rows be."""
+
+    def take_out(self, db: Any, key: Key) -> None:
+        """Leave them."""
+
+
+class NeverDiscarding(Applying):
+    """Keeps what it should discard, and promotes it when asked."""
+
+    def discard(self, key: Key, handle: Any) -> None:
+        """Keep it."""

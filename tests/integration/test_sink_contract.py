@@ -1,0 +1,92 @@
+"""The shipped sinks keep the contract that a user's own sink is put through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from factories import visible
+from twophase import sinks
+from twophase.sinks.base import Sink
+from twophase.sinks.pg import database
+from twophase.testing import Read, Rows, SinkContract, Staged
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+class InFiles(SinkContract):
+    """A table of files."""
+
+    @pytest.fixture
+    def sink(self, home: Path) -> Sink:
+        return sinks.Files("lake/words")
+
+    @pytest.fixture
+    def read(self, sink: Sink) -> Read:
+        return lambda: visible("lake/words")
+
+
+class TestFiles(InFiles):
+    places = 3
+
+
+@pytest.mark.slow
+class TestFilesEverywhere(InFiles):
+    pass
+
+
+class InPostgres(SinkContract):
+    """A table of the test's own database."""
+
+    arguments: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+    @pytest.fixture
+    def sink(self, home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Sink:
+        monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
+        monkeypatch.setattr(database, "LOCK_TIMEOUT", "200ms")
+        return sinks.Postgres("words", conn_id="dwh", create=True, **self.arguments)
+
+    @pytest.fixture
+    def read(self, sink: Sink) -> Read:
+        return rows_in_postgres
+
+
+def rows_in_postgres() -> Rows:
+    with psycopg2.connect(os.environ["AIRFLOW_CONN_DWH"].replace("postgres://", "postgresql://")) as session:
+        cursor = session.cursor()
+        cursor.execute("SELECT to_regclass('public.words') IS NOT NULL")
+        if cursor.fetchone() != (True,):
+            return []
+        cursor.execute("SELECT id, word FROM public.words")
+        return [{"id": number, "word": word} for number, word in cursor.fetchall()]
+
+
+class TestPostgresAppend(InPostgres):
+    places = 3
+
+
+@pytest.mark.slow
+class TestPostgresAppendEverywhere(InPostgres):
+    pass
+
+
+@pytest.mark.slow
+class TestPostgresAttach(InPostgres):
+    arguments = {"attach": True}  # noqa: RUF012 - never changed
+
+
+@pytest.mark.slow
+class TestPostgresUpsert(InPostgres):
+    arguments = {"mode": "upsert", "key": ["id"]}  # noqa: RUF012 - never changed
+
+
+@pytest.mark.slow
+class TestPostgresReplace(InPostgres):
+    arguments = {"mode": "replace"}  # noqa: RUF012 - never changed
+
+    def expected(self, *promoted: Staged) -> Rows:
+        return promoted[-1].rows if promoted else []
