@@ -350,3 +350,24 @@ def test_a_value_that_the_target_cannot_hold_is_named_before_the_vote(  # noqa: 
 
     with pytest.raises(BadValue, match=told):
         sink.stage(spark.sql(select), KEY, 1, "dwh", sink.place(KEY, 1, "t0ken"))
+
+
+def test_a_checkpoint_that_cannot_be_taken_back_is_not_run_again(home: Any, target: Any) -> None:
+    from factories import PreStaged
+    from twophase.core.checkpoint import Run
+    from twophase.running import Runner
+
+    pipeline = words(sinks.Postgres("words", conn_id="dwh", create=True, mode="replace"))
+    land_words(start=1)
+    with Runner(pipeline, PreStaged(schema=SCHEMA, change=lambda rows, _: [_two(row) for row in rows])) as runner:
+        assert runner.run()
+        land_words(start=2)
+        assert runner.run()
+
+        with pytest.raises(ConfigError, match="sink 'dwh': a later checkpoint has taken the place"):
+            runner.coordinator.replace(Run(None, "again"), 1)
+        assert runner.coordinator.replace(Run(None, "again"), 2).revision == 2
+
+
+def _two(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": row["id"], "word": row["word"]}

@@ -113,19 +113,19 @@ class Taking:
         if live is not None:
             msg = f"checkpoint {live.key}: it is decided and not promoted yet; it can be replaced once it is"
             raise PromotionPending(msg)
-        committed = tx.committed_revision(self.pipeline, checkpoint_id)
-        if committed is None:
+        if tx.committed_revision(self.pipeline, checkpoint_id) is None:
             msg = f"checkpoint {self.pipeline}/{checkpoint_id}: nothing of it is committed, so nothing can be replaced"
             raise ConfigError(msg)
-        self._check_replaceable(tx, committed)
+        self._check_replaceable(tx, checkpoint_id)
         return self._next_revision(tx, checkpoint_id, found)
 
-    def _check_replaceable(self, tx: Transaction, committed: Revision) -> None:
+    def _check_replaceable(self, tx: Transaction, checkpoint_id: int) -> None:
         """Refuse to run a checkpoint again whose output a sink could not take back."""
-        latest = tx.is_latest(committed)
+        committed = tx.committed_revision(self.pipeline, checkpoint_id)
+        latest = committed is not None and tx.is_latest(committed)
         for name, sink in self.coordinator.sinks.items():
             if objection := sink.objection(latest=latest):
-                msg = f"checkpoint {committed.key}: it cannot be run again: sink {name!r}: {objection}"
+                msg = f"checkpoint {self.pipeline}/{checkpoint_id}: it cannot be run again: sink {name!r}: {objection}"
                 raise ConfigError(msg)
 
     def _ended(self, left: Revision | None) -> Run | None:
