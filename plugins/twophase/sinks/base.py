@@ -161,9 +161,9 @@ class Sink(Declared):
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with what the sink holds; yield each difference in words."""
 
-    @abstractmethod
-    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
-        """Yield what is visible in the sink but is no committed checkpoint's."""
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:  # noqa: ARG002 - for sinks that can
+        """Yield what is visible in the sink but is no committed checkpoint's, as far as that can be told."""
+        return iter(())
 
     # --- reading: for sinks that can be read by the record -----------------------------------------------------------
 
