@@ -19,6 +19,7 @@ from twophase.core.manifest import Column
 from twophase.core.settings import data_path
 from twophase.sinks.base import Sink
 from twophase.sinks.files import Files
+from twophase.sinks.write_ahead import WriteAhead
 from twophase.sources.base import Source
 from twophase.sources.reading import FixedFiles
 from twophase.spark.plan import Plan
@@ -126,7 +127,12 @@ class PreStaged:
 
 
 def stage_rows(  # noqa: PLR0917 - as a Spark job has them
-    sink: Files, handle: Json, prefix: str, rows: list[Row], files: int, schema: Sequence[Column] | None = None
+    sink: Files | WriteAhead,
+    handle: Json,
+    prefix: str,
+    rows: list[Row],
+    files: int,
+    schema: Sequence[Column] | None = None,
 ) -> None:
     """Write rows as a few Parquet files into an attempt's staging folder."""
     folder = Path(handle["table"] + ".twophase") / "staging" / handle["name"]

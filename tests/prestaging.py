@@ -17,6 +17,7 @@ from twophase.sinks.pg import database
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.staging import Loader
 from twophase.sinks.postgres import Postgres
+from twophase.sinks.write_ahead import WriteAhead
 
 Row = dict[str, Any]
 _TYPES = {"bigint": pa.int64(), "string": pa.string()}
@@ -51,7 +52,7 @@ def prestage(sink: Sink, to: Attempted, rows: Rows) -> Json:
 
 
 @prestage.register
-def _(sink: Files, to: Attempted, rows: Rows) -> Json:
+def _(sink: Files | WriteAhead, to: Attempted, rows: Rows) -> Json:
     stage_rows(sink, to.handle, f"part-r{to.key.revision}-a{to.attempt}", rows.rows, rows.parts, rows.schema)
     return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
 

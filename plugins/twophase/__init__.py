@@ -9,13 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twophase import audits, sinks, sources
+    from twophase import audits, committers, sinks, sources
     from twophase.core.retention import Retention
     from twophase.pipeline import Pipeline
     from twophase.reading import committed_files, read_committed
     from twophase.running import run
 
-__all__ = ["Pipeline", "Retention", "audits", "committed_files", "read_committed", "run", "sinks", "sources"]
+__all__ = [
+    "Pipeline",
+    "Retention",
+    "audits",
+    "committed_files",
+    "committers",
+    "read_committed",
+    "run",
+    "sinks",
+    "sources",
+]
 
 _HOMES = {
     "Pipeline": "twophase.pipeline",

@@ -52,6 +52,8 @@ class Pipeline:
             raise ConfigError(msg)
         self._check_parts("read", self.reads, Source)
         self._check_parts("write", self.writes, Sink)
+        for name, sink in self.writes.items():
+            sink.join(self.name, name)
         for reserved in sorted(RESERVED):
             if reserved in self.reads:
                 msg = (
@@ -197,7 +199,7 @@ class Pipeline:
                     why = "its input would be read again" if what == "reads" else "a checkpoint is pending in it"
                     problems.append(f"{one} {name!r} is gone ({why})")
                 elif after is not None:
-                    moved = ("path",) if pending else ()
+                    moved = ("path", "committer", "idempotent") if pending else ()
                     problems += [
                         f"{one} {name!r}: {part} was {before.get(part)!r} and is now {after.get(part)!r}"
                         + (" while a checkpoint is pending" if part in moved else "")

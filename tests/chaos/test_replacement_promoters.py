@@ -24,7 +24,7 @@ from twophase.sinks import disk
 
 pytestmark = pytest.mark.chaos
 
-_NAMES = list(FAILPOINTS)
+_NAMES = [name for name in FAILPOINTS if name not in scenarios.OTHER_SINKS]
 _PROMOTING = _NAMES[_NAMES.index("commit.after") : _NAMES.index("finish.after") + 1]
 #: Between the last look at what is visible and the step that replaces it: no failpoint is there, a test stops it.
 EXCHANGE = "exchange"

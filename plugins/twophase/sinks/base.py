@@ -82,6 +82,9 @@ class Sink(Declared):
     def location(self) -> str:
         """Return what nobody else may write to: two pipelines on one location are refused."""
 
+    def join(self, pipeline: str, name: str) -> None:
+        """Hear which pipeline declares it, and under which name: both are stable over restarts."""
+
     def connections(self) -> tuple[str, ...]:
         """Return the ids of the connections that `stage` needs: they reach the Spark driver by its environment."""
         return ()

@@ -76,6 +76,20 @@ def create(path: Path, content: bytes) -> None:
     fsync_folder(path.parent)
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Put a file in the place of another of its name, or of none: whole, durable, and in one atomic step."""
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
 def rename_new(source: Path, target: Path) -> None:
     """Rename a folder onto a name that must not exist, in one atomic step; FileExistsError if it does."""
     if not _rename_with(_RENAME_NOREPLACE, source, target):
