@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime
+from datetime import date, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
@@ -47,7 +47,7 @@ class Appending(Sender):
                 if first and number >= int(first):
                     return self._not_now(how)
                 said = {"checkpoint": checkpoint_id, "at": timestamp.isoformat(), "row": row}
-                file.write(json.dumps(said, default=repr) + "\n")
+                file.write(json.dumps(said, default=shown) + "\n")
                 file.flush()
         return True
 
@@ -59,6 +59,11 @@ class Appending(Sender):
     def close(self) -> None:
         with self.path.with_name("closed").open("a") as file:
             file.write("closed\n")
+
+
+def shown(value: object) -> str:
+    """Write down what JSON has no word for."""
+    return value.isoformat() if isinstance(value, date) else repr(value)
 
 
 class Careless(Sender):
@@ -193,7 +198,7 @@ def take(declaration: dict[str, Any], files: int = 2) -> None:
 def recover() -> None:
     """Finish what others left, from the record alone."""
     record = open_record()
-    recover_all(coordinator(record, load(record, "words")))
+    recover_all(coordinator(record, load(record, "words")), decided_only=True)
 
 
 def promote(declaration: dict[str, Any], key: Key, handle: Json, manifest: Json, results: SimpleQueue[str]) -> None:

@@ -77,7 +77,7 @@ def test_creating_what_it_needs_twice_changes_nothing(make: Make) -> None:
 def test_the_record_keeps_all_that_builds_an_equal_one(make: Make) -> None:
     committer = make("", "")
 
-    again = declared(committer.declaration())
+    again = CheckpointCommitter.load(committer.declaration())
 
     assert type(again) is type(committer)
     assert again.config() == committer.config()
@@ -173,6 +173,34 @@ def test_a_database_that_is_down_cannot_tell(home: Path, monkeypatch: pytest.Mon
         committers.Postgres("orders", "mail").open()
 
     assert "hidden" not in str(down.value)
+
+
+def test_a_table_that_may_not_be_created_is_an_error_for_a_person(
+    dsn: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody else has created it, no right to create anything is needed."""
+    engine = create_engine(dsn, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("DROP ROLE IF EXISTS sender_only"))
+        connection.execute(text("CREATE ROLE sender_only LOGIN PASSWORD 'known'"))
+        try:
+            place = dsn.rpartition("@")[2]
+            monkeypatch.setenv("AIRFLOW_CONN_SHOP", f"postgres://sender_only:known@{place}")
+            kept = committers.Postgres("orders", "mail", conn_id="shop")
+            with pytest.raises(ConfigError, match=r"permission denied .*; create it by hand, or grant what is missing"):
+                kept.create_resource()
+
+            committers.Postgres().create_resource()
+            connection.execute(text("GRANT USAGE ON SCHEMA twophase_write_ahead TO sender_only"))
+            connection.execute(text("GRANT SELECT, INSERT ON twophase_write_ahead.committed TO sender_only"))
+            kept.create_resource()
+            with kept, kept.lock(1.0):
+                kept.commit(0, 17, 1)
+                assert kept.is_committed(0, 17, 1)
+        finally:
+            connection.execute(text("DROP OWNED BY sender_only"))
+            connection.execute(text("DROP ROLE sender_only"))
+    engine.dispose()
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,8 @@ class CheckpointCommitter(Declared):
         return f"committers.{type(self).__name__} of {self.job_id}/{self.operator_id}"
 
 
-def declared(committer: CheckpointCommitter | dict[str, Any] | str | None) -> CheckpointCommitter:
-    """Return the committer that a sink was declared with: one of these, an import path, or what the record keeps."""
+def declared(committer: CheckpointCommitter | str | None) -> CheckpointCommitter:
+    """Return the committer that a sink is declared with: one of these, by import path, or the default."""
     if committer is None:
         return Postgres()
     if isinstance(committer, str):
@@ -130,8 +130,6 @@ def declared(committer: CheckpointCommitter | dict[str, Any] | str | None) -> Ch
             msg = f"committer {committer!r}: expected a subclass of twophase.committers.CheckpointCommitter"
             raise ConfigError(msg)
         return found()
-    if isinstance(committer, dict):
-        return CheckpointCommitter.load(committer)
     if isinstance(committer, CheckpointCommitter):
         return committer
     msg = f"committer {committer!r}: expected one of twophase.committers, or `module:Class`"
@@ -199,7 +197,7 @@ class Postgres(CheckpointCommitter):
                 application_name=f"twophase write-ahead {socket.gethostname()}:{os.getpid()}"[:63],
             )
         except psycopg2.Error as error:
-            raise self._unavailable(error) from error
+            raise self._in_words(error) from error
         session.autocommit = True
         self._session = session
         try:
@@ -296,11 +294,16 @@ class Postgres(CheckpointCommitter):
             with self._session.cursor() as cursor:
                 yield cursor
         except psycopg2.Error as error:
-            raise self._unavailable(error) from error
+            raise self._in_words(error) from error
 
-    def _unavailable(self, error: Exception) -> StoreUnavailable:
-        said = " ".join(str(error).split()) or type(error).__name__
-        return StoreUnavailable(f"{self.which}: table {self.table}: {said}")
+    def _in_words(self, error: Exception) -> StoreUnavailable | ConfigError:
+        """Say what the database has against it: it is away, or a person has to do something."""
+        import psycopg2
+
+        said = f"{self.which}: table {self.table}: {' '.join(str(error).split()) or type(error).__name__}"
+        if isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
+            return StoreUnavailable(said)
+        return ConfigError(f"{said}; create it by hand, or grant what is missing")
 
 
 #: Who holds an advisory lock, by the text that it was made of.

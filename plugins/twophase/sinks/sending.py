@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from twophase.core.errors import Busy, ManifestMismatch, StoreUnavailable
+from twophase.core.errors import ManifestMismatch, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import manifests
@@ -44,6 +44,8 @@ REVISION = "_twophase_revision"
 PATIENCE = 20.0
 #: Rows that are in memory at a time.
 BATCH = 1024
+#: Bytes of a column that are read at a time: without it that would be a whole row group.
+BUFFER = 1 << 16
 #: What is sent again after it was lost half-way has subtask numbers of its own, from attempt times this.
 STRIDE = 1_000_000
 
@@ -222,7 +224,8 @@ class Delivery:
         stem = f"{self.key.pipeline}/{self.handle['operator']}/{self.key.checkpoint_id}/r{self.key.revision}/{number}"
         of_instants = {name for name, kind in manifest.schema if "timestamp" in kind and "timestamp_ntz" not in kind}
         ordinal = 0
-        with pq.ParquetFile(self.place.staged / file.path, coerce_int96_timestamp_unit="us") as opened:
+        path = self.place.staged / file.path
+        with pq.ParquetFile(path, buffer_size=BUFFER, coerce_int96_timestamp_unit="us") as opened:
             for batch in opened.iter_batches(BATCH):
                 for row in _with_instants(batch, of_instants).to_pylist():
                     if self.republish:
@@ -288,14 +291,14 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def _later(key: Key, error: Exception) -> Promotion:
-    """Say that it has to be asked for again; what is no passing trouble is in the log as a whole."""
-    if not isinstance(error, Busy | StoreUnavailable):
+    """Say that it has to be asked for again."""
+    if not isinstance(error, TwophaseError):  # ours say all there is to say
         log.warning("%s: not sent", key, exc_info=error)
     return Promotion(Outcome.RETRY_LATER, _one_line(error))
 
 
 def _one_line(error: Exception) -> str:
     said = " ".join(str(error).split())
-    if isinstance(error, Busy | StoreUnavailable):
+    if isinstance(error, TwophaseError):
         return said
     return f"{type(error).__name__}: {said}".removesuffix(": ")

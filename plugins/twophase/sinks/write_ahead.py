@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.declared import import_path
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, StoreUnavailable
+from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.committers import CheckpointCommitter, Mark, declared
 from twophase.sinks.files import Files
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
 
     from twophase.core.checkpoint import Json, Key, Output
     from twophase.core.manifest import Column
-    from twophase.core.ports import Promotion
     from twophase.sinks.relations import Relation
+
+log = logging.getLogger("twophase")
 
 _CLASS = re.compile(r"[\w.]+:[\w.]+")
 _SECRET = re.compile(r"(?i).*(password|passwd|secret|token|api_?key)")
@@ -89,7 +92,8 @@ class WriteAhead(Sink):
         """
         self.sender = sender
         self.arguments = dict(arguments or {})
-        self.committer = declared(committer)
+        # What comes from the record is built when it is asked for: the Spark job need not have its module.
+        self._committer = committer if isinstance(committer, dict) else declared(committer).declaration()
         self.idempotent = idempotent
         self.republish = republish
         self.path = None if path is None else str(path)
@@ -124,11 +128,16 @@ class WriteAhead(Sink):
         return {
             "sender": self.sender,
             "arguments": self.arguments,
-            "committer": self.committer.declaration(),
+            "committer": self._committer,
             "idempotent": self.idempotent,
             "republish": self.republish,
             "path": self.location(),
         }
+
+    @property
+    def committer(self) -> CheckpointCommitter:
+        """Return what remembers what was sent, of no job and operator yet."""
+        return CheckpointCommitter.load(self._committer)
 
     def join(self, pipeline: str, name: str) -> None:
         """Take the names of the pipeline and the write as job id and operator id."""
@@ -165,10 +174,17 @@ class WriteAhead(Sink):
         return "what was sent cannot be taken back; declare republish=True to send it again, marked with its revision"
 
     def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - no slot has a place of its own here
-        """See that the sender can be built from its arguments; make the folders, and what the committer needs."""
+        """See that the sender can be built from its arguments; make the folders, and what the committer needs.
+
+        A committer that is away for now keeps nobody from staging and deciding.
+        """
         self._sender_class()
         self._log.prepare()
-        self.committer.of(*(self._owner or ("", self._operator))).create_resource()
+        committer = self.committer.of(*(self._owner or ("", self._operator)))
+        try:
+            committer.create_resource()
+        except StoreUnavailable as error:  # it delays only the sending; a later run creates what is missing
+            log.warning("%s; rows are staged, and sent once it is back", error)
 
     def _sender_class(self) -> type[Sends]:
         found = import_path(self.sender)
@@ -242,11 +258,19 @@ class WriteAhead(Sink):
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands, by the committer."""
-        return self._delivery(key, handle, manifest).find()
+        try:
+            delivery = self._delivery(key, handle, manifest)
+        except (ConfigError, ImportError) as error:
+            return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
+        return delivery.find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Send every subtask that the committer does not know as sent."""
-        return self._delivery(key, handle, manifest).send(lambda: self._sender_class()(**self.arguments))
+        try:
+            delivery = self._delivery(key, handle, manifest)
+        except (ConfigError, ImportError) as error:
+            return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
+        return delivery.send(lambda: self._sender_class()(**self.arguments))
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what the attempts of a dead revision staged; nothing of it was sent."""
