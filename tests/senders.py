@@ -61,6 +61,31 @@ class Appending(Sender):
             file.write("closed\n")
 
 
+class Keeping(Sender):
+    """Keeps rows in SQLite, each together with its id: what is sent twice is there once."""
+
+    def __init__(self, path: str) -> None:
+        self.database = sqlite3.connect(path, isolation_level=None)
+        self.database.execute("CREATE TABLE IF NOT EXISTS kept (id TEXT PRIMARY KEY, row TEXT)")
+
+    def send_values(self, rows: Iterator[Row], checkpoint_id: int, timestamp: datetime) -> bool:
+        for row in rows:
+            key = row.pop("_twophase_id")
+            self.database.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (key, json.dumps(row)))
+        return True
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def kept(path: Path) -> list[Row]:
+    """Return what such a database holds."""
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(path)) as database:
+        return [json.loads(row) for (row,) in database.execute("SELECT row FROM kept")]
+
+
 def shown(value: object) -> str:
     """Write down what JSON has no word for."""
     return value.isoformat() if isinstance(value, date) else repr(value)

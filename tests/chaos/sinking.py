@@ -9,9 +9,11 @@ import psycopg2
 
 from factories import PreStaged, Row, visible, words_pipeline
 from scenarios import Failing
+from senders import kept
 from twophase import Pipeline, sinks
 from twophase.core.errors import AttemptFailed
 from twophase.core.recovery import recover as recover_all
+from twophase.core.settings import home
 from twophase.local.opening import open_record
 from twophase.maintenance import sweep as sweep_all
 from twophase.running import Runner, coordinator
@@ -25,6 +27,7 @@ DECLARED: dict[str, Callable[[], Sink]] = {
     "postgres": lambda: sinks.Postgres("words", conn_id="dwh", create=True),
     "attached": lambda: sinks.Postgres("words_attached", conn_id="dwh", create=True, attach=True),
     "upserted": lambda: sinks.Postgres("words_upserted", conn_id="dwh", create=True, mode="upsert", key=["id"]),
+    "sent": lambda: sinks.WriteAhead("senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True),
 }
 
 
@@ -38,6 +41,8 @@ def held(kind: str) -> list[Row]:
     """Return the rows that a reader of a sink finds."""
     if kind == "files":
         return visible("lake/words")
+    if kind == "sent":
+        return kept(home() / "kept.db")
     table = {"postgres": "words", "attached": "words_attached", "upserted": "words_upserted"}[kind]
     with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:
         cursor = session.cursor()

@@ -13,7 +13,7 @@ import senders
 from processes import PATIENCE, call, polls, start, stopped_at_end
 from twophase import committers
 from twophase.committers import CheckpointCommitter
-from twophase.core.errors import Busy, ConfigError, StoreUnavailable
+from twophase.core.errors import Busy, ConfigError, SinkUnavailable
 from twophase.sinks.committers import Mark, declared
 
 Make = Callable[[str, str], CheckpointCommitter]
@@ -138,9 +138,9 @@ def test_whoever_lost_the_session_has_lost_the_lock_and_can_neither_ask_nor_comm
                 {"name": "twophase write-ahead%"},
             )
 
-        with pytest.raises(StoreUnavailable, match=r"committers\.Postgres of orders/mail"):
+        with pytest.raises(SinkUnavailable, match=r"committers\.Postgres of orders/mail"):
             committer.is_committed(0, 17, 1)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(SinkUnavailable):
             committer.commit(0, 17, 1)
         with committers.Postgres("orders", "mail") as other, other.lock(1.0):
             assert not other.is_committed(0, 17, 1)
@@ -169,7 +169,7 @@ def test_a_database_of_ones_own_is_named_by_a_connection(dsn: str, home: Path, m
 def test_a_database_that_is_down_cannot_tell(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOPHASE_DSN", "postgresql://nobody:hidden@127.0.0.1:1/nothing")
 
-    with pytest.raises(StoreUnavailable, match=r"table twophase_write_ahead\.committed: .*refused") as down:
+    with pytest.raises(SinkUnavailable, match=r"table twophase_write_ahead\.committed: .*refused") as down:
         committers.Postgres("orders", "mail").open()
 
     assert "hidden" not in str(down.value)
@@ -252,7 +252,7 @@ def test_a_folder_that_is_away_cannot_tell(file: committers.File, home: Path) ->
     """Nothing would seem to have been sent."""
     (home / "data/committers").rename(home / "data/away")
 
-    with pytest.raises(StoreUnavailable, match="is it mounted"):
+    with pytest.raises(SinkUnavailable, match="is it mounted"):
         file.open()
 
 
@@ -261,7 +261,7 @@ def test_a_file_that_was_altered_cannot_tell(file: committers.File, home: Path) 
         file.commit(0, 17, 1)
     (home / "data/committers/orders/mail/subtask.0").write_text("17 1\n18")
 
-    with file, pytest.raises(StoreUnavailable, match="something else than lines of checkpoint and revision"):
+    with file, pytest.raises(SinkUnavailable, match="something else than lines of checkpoint and revision"):
         file.is_committed(0, 17, 1)
 
 

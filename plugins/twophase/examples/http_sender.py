@@ -28,8 +28,8 @@ class HttpSender(Sender):
         self.batch = batch
         self.seconds = seconds
         self.headers = {"Content-Type": "application/json"}
-        found = connections.connection(conn_id) if conn_id else None
-        if found is not None:
+        if conn_id is not None:
+            found = connections.required(conn_id)
             login = base64.b64encode(f"{found.login or ''}:{found.password or ''}".encode()).decode()
             self.headers["Authorization"] = f"Basic {login}"
 

@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from twophase.core import connections
 from twophase.core.declared import Declared, import_path
-from twophase.core.errors import Busy, ConfigError, StoreUnavailable
+from twophase.core.errors import Busy, ConfigError, SinkUnavailable
 from twophase.core.settings import data_path, home
 from twophase.sinks import disk
 
@@ -255,7 +255,7 @@ class Postgres(CheckpointCommitter):
             yield
         finally:
             # A session that is gone has given it back already.
-            with suppress(StoreUnavailable), self._explained() as cursor:
+            with suppress(SinkUnavailable), self._explained() as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (key,))
 
     def _dsn(self) -> str:
@@ -263,11 +263,7 @@ class Postgres(CheckpointCommitter):
             from twophase.local.resolver import resolve
 
             return resolve().dsn.replace("postgresql+psycopg2://", "postgresql://", 1)
-        found = connections.connection(self.conn_id)
-        if found is None:
-            variable = f"{connections.PREFIX}{self.conn_id.upper()}"
-            msg = f"connection {self.conn_id}: not found; define it in Airflow, or set {variable}"
-            raise ConfigError(msg)
+        found = connections.required(self.conn_id)
         if found.conn_type != "postgres":
             msg = f"connection {self.conn_id}: expected type postgres, found {found.conn_type or 'none'!r}"
             raise ConfigError(msg)
@@ -296,13 +292,13 @@ class Postgres(CheckpointCommitter):
         except psycopg2.Error as error:
             raise self._in_words(error) from error
 
-    def _in_words(self, error: Exception) -> StoreUnavailable | ConfigError:
+    def _in_words(self, error: Exception) -> SinkUnavailable | ConfigError:
         """Say what the database has against it: it is away, or a person has to do something."""
         import psycopg2
 
         said = f"{self.which}: table {self.table}: {' '.join(str(error).split()) or type(error).__name__}"
         if isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
-            return StoreUnavailable(said)
+            return SinkUnavailable(said)
         return ConfigError(f"{said}; create it by hand, or grant what is missing")
 
 
@@ -353,7 +349,7 @@ class File(CheckpointCommitter):
         folder = data_path(self.path)
         if not folder.is_dir():
             msg = f"{self.which}: folder {folder} is not there; is it mounted?"
-            raise StoreUnavailable(msg)
+            raise SinkUnavailable(msg)
         disk.make_folders(folder, self._folder)
 
     def is_committed(self, subtask: int, checkpoint: int, revision: int) -> bool:
@@ -404,7 +400,7 @@ class File(CheckpointCommitter):
             return {Mark(*map(int, line.split())) for line in lines}
         except (ValueError, TypeError):
             msg = f"{self.which}: file {path} holds something else than lines of checkpoint and revision"
-            raise StoreUnavailable(msg) from None
+            raise SinkUnavailable(msg) from None
 
     def _write(self, path: Path, marks: set[Mark]) -> None:
         if not marks:

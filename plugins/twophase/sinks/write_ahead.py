@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.declared import import_path
-from twophase.core.errors import ConfigError, StoreUnavailable
+from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.committers import CheckpointCommitter, Mark, declared
@@ -183,7 +183,7 @@ class WriteAhead(Sink):
         committer = self.committer.of(*(self._owner or ("", self._operator)))
         try:
             committer.create_resource()
-        except StoreUnavailable as error:  # it delays only the sending; a later run creates what is missing
+        except SinkUnavailable as error:  # it delays only the sending; a later run creates what is missing
             log.warning("%s; rows are staged, and sent once it is back", error)
 
     def _sender_class(self) -> type[Sends]:
