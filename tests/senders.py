@@ -153,6 +153,7 @@ class Service:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.requests = 0
+        self.authorization: str | None = None
         #: What happens to the next requests: `down` answers 503, `lose` keeps the rows and hangs up without an answer.
         self.trouble: list[str] = []
         with closing(sqlite3.connect(path)) as database:
@@ -181,6 +182,7 @@ def serving(path: Path) -> Iterator[tuple[Service, str]]:
         def do_POST(self) -> None:
             rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             service.requests += 1
+            service.authorization = self.headers["Authorization"]
             trouble = service.trouble.pop(0) if service.trouble else ""
             if trouble != "down":
                 service.keep(rows)

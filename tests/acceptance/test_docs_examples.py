@@ -27,7 +27,7 @@ PAGES = ("README.md", "docs/quickstart.md")
 #: Pages whose Python blocks each stand for themselves.
 DECLARING = (
     "docs/operations.md",
-    *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains", "intervals")),
+    *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains", "intervals", "write-ahead")),
 )
 
 _BLOCK = re.compile(

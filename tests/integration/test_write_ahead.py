@@ -484,6 +484,23 @@ def test_an_answer_that_was_lost_and_a_service_that_is_down_double_nothing(
     assert [row["id"] for row in kept.rows()] == list(range(6))
 
 
+def test_a_sender_gets_its_credentials_by_the_id_of_a_connection(
+    bench: Bench, service: tuple[senders.Service, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, url = service
+    monkeypatch.setenv("AIRFLOW_CONN_CARRIER", "http://me:canary@carrier.example.org")
+    http = "twophase.examples.http_sender:HttpSender"
+    bench.declare(sender=http, arguments={"url": url, "conn_id": "carrier"}, idempotent=True)
+
+    bench.run()
+
+    assert kept.authorization == "Basic bWU6Y2FuYXJ5"
+    with bench.record.engine.connect() as connection:
+        recorded = connection.execute(text("SELECT declaration::text FROM twophase.pipeline")).scalar_one()
+    assert "carrier" in recorded
+    assert "canary" not in recorded
+
+
 def test_ids_are_the_same_however_often_a_row_is_sent(bench: Bench) -> None:
     bench.declare(idempotent=True)
     bench.down("1")
