@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -545,14 +545,23 @@ def test_two_racing_promoters_send_each_row_once(bench: Bench, committer: Checkp
 FOUR = [{"id": number, "word": "w", "frequency": 1} for number in range(4)]
 
 
-def _staged(bench: Bench, checkpoint_id: int, rows: list[Row] = FOUR, files: int = 2) -> Output:
+def _staged(
+    bench: Bench,
+    checkpoint_id: int,
+    rows: list[Row] = FOUR,
+    *,
+    files: int = 2,
+    attempt: int = 1,
+    earlier: Sequence[str] = (),
+) -> Output:
     """Stage rows as a decided checkpoint has them."""
     key = bench.key(checkpoint_id)
-    handle = bench.sink.place(key, 1, "7c1e")
-    stage_rows(bench.sink, handle, "part-r1-a1", rows, files)
-    manifest = bench.sink.seal(key, 1, "out", handle, SCHEMA)
+    handle = bench.sink.place(key, attempt, "7c1e")
+    stage_rows(bench.sink, handle, f"part-r1-a{attempt}", rows, files)
+    manifest = bench.sink.seal(key, attempt, "out", handle, SCHEMA)
     bench.sink.check(key, handle, manifest)
-    return Output(key, 1, {**handle, "commit_seq": checkpoint_id, "timestamp": "2026-11-15T00:00:00+00:00"}, manifest)
+    decided = {"commit_seq": checkpoint_id, "timestamp": "2026-11-15T00:00:00+00:00", "earlier": list(earlier)}
+    return Output(key, attempt, {**handle, **decided}, manifest)
 
 
 def test_a_stopped_promoter_keeps_the_others_from_sending_and_goes_on_when_it_wakes(
@@ -644,6 +653,48 @@ def test_what_was_lost_half_sent_is_not_sent_again_without_a_person(bench: Bench
     assert bench.state(1) is State.COMMITTED
 
 
+def test_what_was_thought_to_be_lost_and_was_sent_after_all_counts(bench: Bench) -> None:
+    """R10: a promoter of the first attempt was slow, and has sent all of it before the second one is asked."""
+    bench.sink.prepare()
+    first = _staged(bench, 1)
+    second = _staged(bench, 1, FOUR, files=3, attempt=2, earlier=[first.manifest["digest"]])
+    bench.sink.promote(first.key, first.handle, first.manifest)
+
+    found = bench.sink.find(second.key, second.handle, second.manifest)
+    promotion = bench.sink.promote(second.key, second.handle, second.manifest)
+
+    assert found == promotion
+    assert promotion == Promotion(Outcome.ALREADY_PROMOTED, attempt=1, manifest=first.manifest)
+    assert [row for _, row in bench.sent()] == [0, 2, 1, 3]
+    adopted = Output(second.key, 1, second.handle, first.manifest)
+    assert list(bench.sink.verify(adopted)) == []
+
+
+def test_what_was_lost_and_came_back_is_not_sent_beside_what_was_staged_again(bench: Bench) -> None:
+    """A promoter that slept since before the loss finds other rows under its numbers, and some not sent."""
+    bench.sink.prepare()
+    first = _staged(bench, 1, files=3)
+    second = _staged(bench, 1, attempt=2, earlier=[first.manifest["digest"]])
+    bench.sink.promote(second.key, second.handle, second.manifest)
+
+    late = bench.sink.promote(first.key, first.handle, first.manifest)
+
+    assert late == Promotion(Outcome.RETRY_LATER, "it was staged again, and another attempt has begun to send since")
+    assert [row for _, row in bench.sent()] == [0, 2, 1, 3]
+
+
+def test_an_older_checkpoint_that_was_decided_later_is_sent_too(bench: Bench, committer: CheckpointCommitter) -> None:
+    """Intervals run in any order: what was sent is known by membership."""
+    bench.declare(committer=committer)
+    bench.sink.prepare()
+
+    for number in (6, 5):
+        output = _staged(bench, number)
+        assert bench.sink.promote(output.key, output.handle, output.manifest).outcome is Outcome.PROMOTED
+
+    assert Counter(checkpoint for checkpoint, _ in bench.sent()) == {5: 4, 6: 4}
+
+
 @pytest.mark.parametrize("damage", ["altered", "unmounted"])
 def test_staged_rows_that_are_not_what_was_voted_for_are_not_sent(bench: Bench, damage: str) -> None:
     bench.decided()
@@ -703,7 +754,8 @@ def test_the_sweeper_removes_sent_rows_and_what_the_committer_need_not_remember(
 
     assert not bench.staged(1).exists()
     assert bench.staged(2).exists()
-    assert {path.name: path.read_text() for path in folder.glob("subtask.*")} == {"subtask.-1": "2 1\n"}
+    left = {path.name: path.read_text() for path in folder.glob("subtask.*")}
+    assert left == dict.fromkeys(["subtask.-1", f"subtask.{sending.BEGUN}"], "2 1\n")
     bench.down(None)
     assert bench.sink.promote(late.key, late.handle, late.manifest).outcome is Outcome.FAILED
     assert bench.ids() == [0, 1, 2, 3]

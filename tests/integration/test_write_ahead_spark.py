@@ -31,6 +31,7 @@ def hard(words: DataFrame) -> DataFrame:
         "timestamp '2026-11-15 10:00:00.123456 Europe/Berlin' AS at",
         "timestamp_ntz '2026-11-15 10:00:00' AS wall",
         "array(named_struct('at', timestamp '2026-11-15 10:00:00 UTC')) AS nested",
+        "map('at', timestamp '2026-11-15 10:00:00 UTC') AS mapped",
         "date '2026-11-15' AS day",
     ).repartition(3)
 
@@ -56,6 +57,7 @@ TYPED = {
     "at": "2026-11-15T09:00:00.123456+00:00",
     "wall": "2026-11-15T10:00:00",
     "nested": [{"at": "2026-11-15T10:00:00+00:00"}],
+    "mapped": [["at", "2026-11-15T10:00:00+00:00"]],
     "day": "2026-11-15",
 }
 

@@ -30,6 +30,7 @@ def declare(sink: Sink, name: str = "orders") -> Pipeline:
     ("arguments", "named"),
     [
         ({"sender": "senders"}, "expected `module:Class`"),
+        ({"sender": APPENDING, "arguments": ["x"]}, "arguments: expected a dict"),
         ({"sender": APPENDING, "arguments": {"path": Path("x")}}, "expected what JSON can say"),
         ({"sender": APPENDING, "arguments": {"api_key": "x"}}, "'api_key': it would be in the record"),
         ({"sender": APPENDING, "arguments": {"db_password": "x"}}, "pass the connection's id"),

@@ -9,7 +9,7 @@ is by membership: each subtask of each revision is remembered by itself, whateve
 What it cannot do is to commit in the same step as the rows arrive: `docs/how-to/write-ahead.md` says what follows.
 
 The job id is the name of the pipeline and the operator id the name of the write: both outlive any process, so a restart
-finds what was sent before it. A subtask below zero is no subtask: -3 says that attempt 3 has begun to send.
+finds what was sent before it. A subtask below zero is none: it says which attempt has begun to send (`sending`).
 """
 
 from __future__ import annotations

@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twophase.core.errors import ManifestMismatch, TwophaseError
 from twophase.core.failpoints import hit
+from twophase.core.manifest import Manifest
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks import manifests
-from twophase.sinks.layout import ATTEMPT, Place
+from twophase.sinks import disk, manifests
+from twophase.sinks.layout import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from twophase.core.checkpoint import Json, Key
-    from twophase.core.manifest import Manifest, StagedFile
+    from twophase.core.manifest import StagedFile
     from twophase.sinks.committers import CheckpointCommitter
 
 log = logging.getLogger("twophase")
@@ -48,6 +49,10 @@ BATCH = 1024
 BUFFER = 1 << 16
 #: What is sent again after it was lost half-way has subtask numbers of its own, from attempt times this.
 STRIDE = 1_000_000
+
+
+#: Committed as a subtask: some attempt has begun to send; which one, its number below zero says.
+BEGUN = -STRIDE
 
 
 class NotNow(Exception):
@@ -70,6 +75,8 @@ class Delivery:
     handle: Json
     manifest: Json
     committer: CheckpointCommitter
+    #: The attempt that staged the rows.
+    attempt: int
     idempotent: bool
     republish: bool
 
@@ -80,34 +87,35 @@ class Delivery:
         """Return where the rows are staged."""
         return Place(self.key, self.handle)
 
-    @property
-    def attempt(self) -> int:
-        """Return the attempt that staged them."""
-        match = ATTEMPT.fullmatch(self.place.name)
-        return int(match[3]) if match else 0
-
     def find(self) -> Promotion:
         """Say where it stands, without changing it; the committer is asked again before anything is called lost."""
         try:
             with self.committer:
-                if not self.pending():
-                    return Promotion(Outcome.ALREADY_PROMOTED)
-                lost = self._lost()
+                sent = self._sent()
+                lost = None if sent else self._lost()
                 left = self.pending()
+                sent = sent or self._sent()
         except Exception as error:  # noqa: BLE001 - a committer may be anybody's: it cannot tell now
             return _later(self.key, error)
-        if not left:
-            return Promotion(Outcome.ALREADY_PROMOTED)
-        return lost or Promotion(
-            Outcome.RETRY_LATER, f"{self._subtasks(left)} to be sent, staged at {self.place.staged}"
-        )
+        reason = f"{len(left)} of {self.manifest['files']} subtasks to be sent, staged at {self.place.staged}"
+        return sent or lost or Promotion(Outcome.RETRY_LATER, reason)
 
-    def _subtasks(self, left: list[int]) -> str:
-        return f"{len(left)} of {self.manifest['files']} subtasks"
+    def _sent(self) -> Promotion | None:
+        """Say that every subtask is committed, of this attempt, or of one that was thought to be lost (R10)."""
+        if not self.pending():
+            return Promotion(Outcome.ALREADY_PROMOTED, attempt=self.attempt)
+        for attempt in self._earlier():
+            path = self.place.manifest(attempt)
+            content = path.read_bytes() if path.exists() else b""
+            if (checksum := disk.digest(content)) in self.place.earlier:
+                found = Manifest.loads(content).summary(checksum)
+                if not replace(self, attempt=attempt, manifest=found).pending():
+                    return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=found)
+        return None
 
     def pending(self) -> list[int]:
         """Return the subtasks that are not committed, in order."""
-        first = self.attempt * STRIDE if self.republish and self._begun_before() else 0
+        first = self.attempt * STRIDE if self._begun_before() else 0
         return [number for number in range(first, first + self.manifest["files"]) if not self._is_committed(number)]
 
     def _is_committed(self, subtask: int) -> bool:
@@ -118,8 +126,11 @@ class Delivery:
 
         Then a number stands for other rows than before, so neither the numbers nor the ids can tell what arrived.
         """
-        earlier = range(1, self.attempt) if self.handle.get("earlier") else ()
-        return next((attempt for attempt in earlier if self._is_committed(-attempt)), None)
+        return next((attempt for attempt in self._earlier() if self._is_committed(-attempt)), None)
+
+    def _earlier(self) -> range:
+        """Return the attempts before this one, if any of them was voted for."""
+        return range(1, self.attempt if self.place.earlier else 1)
 
     def _lost(self) -> Promotion | None:
         """Say why it cannot be sent, by anybody; None: it can."""
@@ -136,6 +147,8 @@ class Delivery:
                 " declare republish=True to send all of them again"
             )
             return Promotion(Outcome.FAILED, reason)
+        if begun is None and self._is_committed(BEGUN) and not self._is_committed(-self.attempt):
+            return Promotion(Outcome.RETRY_LATER, "it was staged again, and another attempt has begun to send since")
         return None
 
     def _load(self) -> Manifest:
@@ -153,8 +166,8 @@ class Delivery:
         """Send every subtask that is not committed; the first that cannot be sent now ends it."""
         try:
             with self.committer:
-                if not self.pending():
-                    return Promotion(Outcome.ALREADY_PROMOTED)
+                if sent := self._sent():
+                    return sent
                 with self.committer.lock(PATIENCE):
                     return self._send_alone(build)
         except NotNow as reason:
@@ -164,17 +177,15 @@ class Delivery:
 
     def _send_alone(self, build: Callable[[], Sends]) -> Promotion:
         """Send what others have left: only now nobody else does."""
-        left = self.pending()
-        if not left:
-            return Promotion(Outcome.ALREADY_PROMOTED)
-        lost = self._lost()
-        if lost is not None:
-            return lost
+        settled = self._sent() or self._lost()
+        if settled is not None:
+            return settled
         manifest = self._load()
         sender = _built(build)
-        self.committer.commit(-self.attempt, self.key.checkpoint_id, self.key.revision)
+        for begun in (-self.attempt, BEGUN):  # in this order: what is killed in between has sent nothing
+            self.committer.commit(begun, self.key.checkpoint_id, self.key.revision)
         try:
-            for number in left:
+            for number in self.pending():
                 if not self._is_committed(number):
                     hit("send.before")
                     self._send_subtask(sender, number, manifest.files[number % STRIDE], manifest)
@@ -185,7 +196,7 @@ class Delivery:
             close = getattr(sender, "close", None)
             if close is not None:
                 close()
-        return Promotion(Outcome.PROMOTED)
+        return Promotion(Outcome.PROMOTED, attempt=self.attempt)
 
     def _send_subtask(self, sender: Sends, number: int, file: StagedFile, manifest: Manifest) -> None:
         """Hand the rows of one file to the sender; True counts only if it has asked for all of them."""
@@ -285,6 +296,8 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_in_utc(kind.item_type)))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
     return kind

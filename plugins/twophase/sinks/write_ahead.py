@@ -24,7 +24,7 @@ from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.committers import CheckpointCommitter, Mark, declared
 from twophase.sinks.files import Files
-from twophase.sinks.layout import Place
+from twophase.sinks.layout import ATTEMPT, Place
 from twophase.sinks.sending import ID, REVISION, Delivery, Row, Sends
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class WriteAhead(Sink):
         self,
         sender: str,
         *,
-        arguments: Json | None = None,
+        arguments: dict[str, Any] | None = None,
         committer: CheckpointCommitter | dict[str, Any] | str | None = None,
         idempotent: bool = False,
         republish: bool = False,
@@ -91,7 +91,7 @@ class WriteAhead(Sink):
         default `write_ahead/<pipeline>/<write>`.
         """
         self.sender = sender
-        self.arguments = dict(arguments or {})
+        self.arguments = {} if arguments is None else arguments
         # What comes from the record is built when it is asked for: the Spark job need not have its module.
         self._committer = committer if isinstance(committer, dict) else declared(committer).declaration()
         self.idempotent = idempotent
@@ -103,6 +103,9 @@ class WriteAhead(Sink):
     def _check_arguments(self) -> None:
         if not _CLASS.fullmatch(str(self.sender)):
             msg = f"sinks.WriteAhead: sender {self.sender!r}: expected `module:Class`"
+            raise ConfigError(msg)
+        if not isinstance(self.arguments, dict):
+            msg = f"sinks.WriteAhead {self.sender}: arguments: expected a dict, found {self.arguments!r}"
             raise ConfigError(msg)
         try:
             json.dumps(self.arguments)
@@ -252,9 +255,11 @@ class WriteAhead(Sink):
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def _delivery(self, key: Key, handle: Json, manifest: Json) -> Delivery:
+    def _delivery(self, key: Key, handle: Json, manifest: Json, attempt: int | None = None) -> Delivery:
+        match = ATTEMPT.fullmatch(handle["name"])
+        number = attempt or (int(match[3]) if match else 0)
         committer = self.committer.of(key.pipeline, handle["operator"])
-        return Delivery(key, handle, manifest, committer, self.idempotent, self.republish)
+        return Delivery(key, handle, manifest, committer, number, self.idempotent, self.republish)
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands, by the committer."""
@@ -301,7 +306,7 @@ class WriteAhead(Sink):
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with what the committer remembers; what the system holds only that can tell."""
-        delivery = self._delivery(output.key, output.handle, output.manifest)
+        delivery = self._delivery(output.key, output.handle, output.manifest, output.attempt)
         if self.committer.forgets and not Place(output.key, output.handle).staged.exists():
             return  # swept, and so forgotten
         with delivery.committer as committer:
