@@ -62,16 +62,17 @@ class Appending(Sender):
 
 
 class Keeping(Sender):
-    """Keeps rows in SQLite, each together with its id: what is sent twice is there once."""
+    """Keeps rows in SQLite together with their ids, a subtask at a time: what is sent twice is there once."""
 
     def __init__(self, path: str) -> None:
-        self.database = sqlite3.connect(path, isolation_level=None)
+        self.database = sqlite3.connect(path)
         self.database.execute("CREATE TABLE IF NOT EXISTS kept (id TEXT PRIMARY KEY, row TEXT)")
 
     def send_values(self, rows: Iterator[Row], checkpoint_id: int, timestamp: datetime) -> bool:
-        for row in rows:
-            key = row.pop("_twophase_id")
-            self.database.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (key, json.dumps(row)))
+        with self.database:
+            for row in rows:
+                key = row.pop("_twophase_id")
+                self.database.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (key, json.dumps(row)))
         return True
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ STAGED_AS_FILES = frozenset({"stage.manifest", "stage.marked"})
 FILES_ONLY = frozenset({"promote.taken", "promote.checked", "promote.visible"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
 KINDS = ("postgres", "attached", "upserted", "sent", "files+postgres", "files+sent", "files+postgres+attached+upserted")
-#: Sinks that become visible row by row.
+#: Sinks that become visible subtask by subtask.
 BIT_BY_BIT = frozenset({"sent"})
 #: What `make test` meets of each, killed: that in which they differ.
 FEW = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import psycopg2
 import pytest
 
 from factories import visible
-from twophase import sinks
+from senders import kept
+from twophase import committers, sinks
+from twophase.committers import CheckpointCommitter
+from twophase.sinks import sending
 from twophase.sinks.base import Sink
 from twophase.sinks.pg import database
 from twophase.testing import Read, Rows, SinkContract, Staged
@@ -90,3 +94,38 @@ class TestPostgresReplace(InPostgres):
 
     def expected(self, *promoted: Staged) -> Rows:
         return promoted[-1].rows if promoted else []
+
+
+class Sent(SinkContract):
+    """A system that keeps the ids of the rows that it is sent."""
+
+    committer: Callable[[], CheckpointCommitter] = committers.Postgres
+
+    @pytest.fixture
+    def sink(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+        monkeypatch.setattr(sending, "PATIENCE", 0.2)
+        return sinks.WriteAhead(
+            "senders:Keeping",
+            arguments={"path": str(home / "kept.db")},
+            committer=type(self).committer(),
+            idempotent=True,
+            path="write_ahead/words",
+        )
+
+    @pytest.fixture
+    def read(self, home: Path) -> Read:
+        return lambda: kept(home / "kept.db")
+
+
+class TestWriteAhead(Sent):
+    places = 3
+
+
+@pytest.mark.slow
+class TestWriteAheadEverywhere(Sent):
+    pass
+
+
+@pytest.mark.slow
+class TestWriteAheadWithFilesEverywhere(Sent):
+    committer = committers.File
