@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import senders
-from factories import PreStaged, Row
-from twophase import committers
+from factories import PreStaged, Row, visible, words_pipeline
+from twophase import committers, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.committers import CheckpointCommitter
 from twophase.core import failpoints
@@ -189,6 +189,21 @@ def test_a_promotion_that_was_cut_short_goes_on_after_the_subtasks_that_arrived(
     bench.recover()
 
     assert bench.sent() == [(1, row) for row in (0, 2, 1, 3)]
+
+
+def test_a_system_that_is_down_delays_no_other_sink(bench: Bench) -> None:
+    bench.pipeline = words_pipeline(writes={"out": bench.sink, "lake": sinks.Files("lake/words")}, max_files=1)
+    bench.down("0")
+
+    bench.pending()
+
+    assert sorted(row["id"] for row in visible("lake/words")) == [0, 1, 2, 3]
+    with bench.record.transaction() as tx:
+        assert tx.committed(bench.key(1)) == {"lake"}
+    bench.down(None)
+    bench.recover()
+    assert bench.ids() == [0, 1, 2, 3]
+    assert bench.state(1) is State.COMMITTED
 
 
 # --- Flink's write-ahead cases ---------------------------------------------------------------------------------------

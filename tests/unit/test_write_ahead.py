@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from senders import Sqlite
 from twophase import Pipeline, committers, sinks, sources
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError
@@ -32,6 +33,7 @@ def declare(sink: Sink, name: str = "orders") -> Pipeline:
         ({"sender": "senders"}, "expected `module:Class`"),
         ({"sender": APPENDING, "arguments": ["x"]}, "arguments: expected a dict"),
         ({"sender": APPENDING, "arguments": {"path": Path("x")}}, "expected what JSON can say"),
+        ({"sender": APPENDING, "committer": Sqlite(path=Path("x"))}, "committer: expected what JSON can say"),  # type: ignore[arg-type]
         ({"sender": APPENDING, "arguments": {"api_key": "x"}}, "'api_key': it would be in the record"),
         ({"sender": APPENDING, "arguments": {"db_password": "x"}}, "pass the connection's id"),
         ({"sender": APPENDING, "idempotent": "yes"}, "idempotent: expected True or False, found 'yes'"),

@@ -2,7 +2,7 @@
 
 The proper sequence of calls for one revision and one sink, and who makes them:
 
-    0. `join`      when a pipeline declares it: its name in there. A part of it that the Spark job loads never hears it.
+    0. `join`      when a pipeline declares it: under which name. What the Spark job builds of it is never told.
     1. `prepare`   in the submitter, before anything is recorded: can this sink be written to? Creates what must exist.
     2. `place`     in the submitter, inside the transaction that opens an attempt: names a staging place private to the
                    attempt, and what its promotion replaces. It touches nothing, and is in the record before step 3.

@@ -107,11 +107,12 @@ class WriteAhead(Sink):
         if not isinstance(self.arguments, dict):
             msg = f"sinks.WriteAhead {self.sender}: arguments: expected a dict, found {self.arguments!r}"
             raise ConfigError(msg)
-        try:
-            json.dumps(self.arguments)
-        except (TypeError, ValueError) as error:
-            msg = f"sinks.WriteAhead {self.sender}: arguments: expected what JSON can say, found otherwise: {error}"
-            raise ConfigError(msg) from None
+        for name, said in (("arguments", self.arguments), ("committer", self._committer)):
+            try:
+                json.dumps(said)
+            except (TypeError, ValueError) as error:
+                msg = f"sinks.WriteAhead {self.sender}: {name}: expected what JSON can say, found otherwise: {error}"
+                raise ConfigError(msg) from None
         secrets = [name for name in self.arguments if _SECRET.fullmatch(str(name))]
         if secrets:
             msg = (
