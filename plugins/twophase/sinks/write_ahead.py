@@ -313,7 +313,3 @@ class WriteAhead(Sink):
         with delivery.committer as committer:
             for subtask in delivery.pending():
                 yield f"subtask {subtask} is not in {committer.which}"
-
-    def strangers(self, known: Iterable[Output]) -> Iterator[str]:  # noqa: ARG002 - whatever is known
-        """Yield nothing: what the system holds besides cannot be seen from here."""
-        return iter(())
