@@ -37,7 +37,7 @@ from twophase.spark.plan import Plan
 TABLES = ("lake/words", "lake/copy")
 WRITES = ("lake", "copy")
 #: Failpoints of sinks that are no tables of files.
-OTHER_SINKS = frozenset({"promote.marked", "promote.applied"})
+OTHER_SINKS = frozenset({"promote.marked", "promote.applied", "table.created", "table.widened"})
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.
 ELSEWHERE = OTHER_SINKS | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),

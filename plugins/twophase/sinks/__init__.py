@@ -1,7 +1,8 @@
 """What a checkpoint writes."""
 
 from twophase.sinks.base import Attempt, Sink
+from twophase.sinks.delta import Delta
 from twophase.sinks.files import Files
 from twophase.sinks.postgres import Postgres
 
-__all__ = ["Attempt", "Files", "Postgres", "Sink"]
+__all__ = ["Attempt", "Delta", "Files", "Postgres", "Sink"]
