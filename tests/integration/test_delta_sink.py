@@ -15,10 +15,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import lake_cases
-from factories import SCHEMA, Row, counted
+from factories import SCHEMA, Row, counted, write_attempt
 from lake_cases import Staged, rows, stage
 from processes import context, start, stopped_at_end
 from twophase.core import failpoints
+from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError, ManifestMismatch, Retryable
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
@@ -474,6 +475,35 @@ def test_partitions_are_folders_and_values_of_the_log(sink: Delta) -> None:
     replacement = stage(table, 1, 2, days[:1], revision=2, older=staged, schema=schema)
     replacement.promote()
     assert counted(content(table)) == counted(days[:1])
+
+
+def test_a_job_of_ones_own_is_sealed_by_what_its_files_and_folders_say(sink: Delta) -> None:
+    table = Delta("lake/days", partition_by=["day"])
+    table.prepare()
+    schema = (*SCHEMA, Column("day", "date"))
+    days = [{**row, "day": date(2026, 11, 15)} for row in rows(1)]
+    stage(table, 1, content=days, schema=schema).promote()
+    key = Key(lake_cases.PIPELINE, 2, 1)
+    handle = {**table.place(key, 1, "7c1e"), "commit_seq": 2}
+    write_attempt(
+        table,
+        Path(table.staging_path(key, handle)),
+        [{**row, "day": date(2026, 11, 16)} for row in rows(2)],
+        schema,
+        "part",
+        1,
+    )
+
+    manifest = table.inspect(key, 1, "lake", handle)
+
+    assert ["day", "date"] in manifest["schema"]  # as in the table: the folder's name alone would be a text
+    assert table.inspect(key, 1, "lake", handle) == manifest
+    table.check(key, handle, manifest)
+    assert table.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+    assert len(content(table)) == 8
+    other = table.place(key, 2, "beef")
+    with pytest.raises(ManifestMismatch, match="wrote nothing"):
+        table.inspect(key, 2, "lake", other)
 
 
 # --- declaration -----------------------------------------------------------------------------------------------------
