@@ -485,14 +485,8 @@ def test_a_job_of_ones_own_is_sealed_by_what_its_files_and_folders_say(sink: Del
     stage(table, 1, content=days, schema=schema).promote()
     key = Key(lake_cases.PIPELINE, 2, 1)
     handle = {**table.place(key, 1, "7c1e"), "commit_seq": 2}
-    write_attempt(
-        table,
-        Path(table.staging_path(key, handle)),
-        [{**row, "day": date(2026, 11, 16)} for row in rows(2)],
-        schema,
-        "part",
-        1,
-    )
+    later = [{**row, "day": date(2026, 11, 16)} for row in rows(2)]
+    write_attempt(table, Path(table.staging_path(key, handle)), later, schema, "part", 1)
 
     manifest = table.inspect(key, 1, "lake", handle)
 
