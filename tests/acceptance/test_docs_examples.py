@@ -27,7 +27,8 @@ PAGES = ("README.md", "docs/quickstart.md")
 #: Pages whose Python blocks each stand for themselves.
 DECLARING = (
     "docs/operations.md",
-    *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains", "delta", "intervals")),
+    *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains")),
+    *(f"docs/how-to/{name}.md" for name in ("delta", "iceberg", "intervals")),
 )
 
 _BLOCK = re.compile(

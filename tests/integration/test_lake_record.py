@@ -1,4 +1,4 @@
-"""Delta tables under the record: crashes, order over all lanes, what is lost and staged again, what is swept."""
+"""Delta and Iceberg tables under the record: crashes, order over all lanes, what is lost, staged again, swept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from factories import PreStaged, Row, counted, land_words, visible, words_pipeline
 from twophase import Pipeline, sinks
@@ -26,8 +27,24 @@ from twophase.sinks.lake import Lake
 from twophase.spark.plan import Plan
 
 Make = Callable[[], Lake]
-MAKERS: dict[str, Make] = {"delta": lambda: sinks.Delta("lake/words")}
-READERS: dict[str, Callable[[Lake], pl.DataFrame]] = {"delta": lambda sink: pl.read_delta(sink.location())}
+CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
+MAKERS: dict[str, Make] = {
+    "delta": lambda: sinks.Delta("lake/words"),
+    "iceberg": lambda: sinks.Iceberg("db.words", path="lake/words", catalog=CATALOG),
+}
+
+
+def load(sink: Lake) -> Any:
+    """Load an Iceberg table as somebody else does."""
+    assert isinstance(sink, sinks.Iceberg)
+    assert isinstance(sink.catalog, dict)
+    return SqlCatalog("default", **sink.catalog).load_table(sink.table)
+
+
+READERS: dict[str, Callable[[Lake], list[Row]]] = {
+    "delta": lambda sink: pl.read_delta(sink.location()).to_dicts(),
+    "iceberg": lambda sink: load(sink).scan().to_arrow().to_pylist(),
+}
 
 #: Where a run may fail whose table is there, has a new column, or is not there yet.
 POINTS = (
@@ -56,7 +73,7 @@ class Bench:
         self.rows += land_words(rows=4, start=len(self.rows) // 4)
 
     def content(self) -> list[Row]:
-        return READERS[self.kind](self.sink).to_dicts()
+        return READERS[self.kind](self.sink)
 
     def states(self) -> list[str]:
         with self.record.transaction() as tx:

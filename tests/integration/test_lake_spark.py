@@ -1,4 +1,4 @@
-"""Whole checkpoints with a real Spark into Delta tables, read back by the record and by others."""
+"""Whole checkpoints with a real Spark into Delta and Iceberg tables, read back by the record and by others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from chaos.holding import let_retention_be_over
 from factories import Row, counted, land_words
@@ -36,7 +37,22 @@ class Format(NamedTuple):
     read: Callable[[Lake], pl.DataFrame]
 
 
-FORMATS = {"delta": Format(sinks.Delta, lambda sink: pl.read_delta(sink.location()))}
+def iceberg(path: str, **options: Any) -> sinks.Iceberg:
+    catalog = {"type": "sql", "uri": "sqlite:///catalog.db"}
+    return sinks.Iceberg(f"db.{Path(path).name}", path=path, catalog=catalog, **options)
+
+
+def read_iceberg(sink: Lake) -> pl.DataFrame:
+    assert isinstance(sink, sinks.Iceberg)
+    assert isinstance(sink.catalog, dict)
+    table = SqlCatalog("default", **sink.catalog).load_table(sink.table)
+    return pl.scan_iceberg(table, reader_override="pyiceberg").collect()
+
+
+FORMATS = {
+    "delta": Format(sinks.Delta, lambda sink: pl.read_delta(sink.location())),
+    "iceberg": Format(iceberg, read_iceberg),
+}
 
 
 @pytest.fixture(params=FORMATS)

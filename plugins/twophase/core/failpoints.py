@@ -39,7 +39,7 @@ FAILPOINTS: dict[str, str] = {
     "commit.after": "the commit point is passed, nothing promoted",
     "promote.before": "decided, staged folder in its place",
     "promote.taken": "staged folder taken, not checked",
-    "promote.checked": "taken folder checked, not visible; in a Delta table: staged files checked, no commit",
+    "promote.checked": "taken folder checked, not visible; in a table with a log: staged files checked, no commit",
     "promote.marked": "in Postgres: marker written, nothing applied, not yet committed to the target database",
     "promote.applied": "in Postgres: staged rows applied, not yet committed to the target database",
     "promote.gap": "without RENAME_EXCHANGE: the old revision put away, nothing visible in its place",

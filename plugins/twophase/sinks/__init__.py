@@ -3,6 +3,7 @@
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.delta import Delta
 from twophase.sinks.files import Files
+from twophase.sinks.iceberg import Iceberg
 from twophase.sinks.postgres import Postgres
 
-__all__ = ["Attempt", "Delta", "Files", "Postgres", "Sink"]
+__all__ = ["Attempt", "Delta", "Files", "Iceberg", "Postgres", "Sink"]

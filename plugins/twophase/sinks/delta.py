@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json
+from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema
 from twophase.sinks import adopting, disk, types
@@ -109,6 +109,10 @@ class Delta(Lake):
             return f"{self._who}: the table is append-only (delta.appendOnly)"
         return None
 
+    def app(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - a table has one write of one pipeline
+        """Return the app whose transactions are the marker."""
+        return f"twophase/{key.pipeline}"
+
     def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
         return frame, self.partition_by
 
@@ -189,6 +193,10 @@ class DeltaLog(Table):
 
     def standing(self) -> Mapping[str, frozenset[str]]:
         """Return the attempts in the log."""
+        return self._attempts
+
+    @cached_property
+    def _attempts(self) -> dict[str, frozenset[str]]:
         home = f"{self.path / HOME}/"
         found: dict[str, set[str]] = {}
         for uri in self.table.file_uris():
@@ -223,18 +231,7 @@ class DeltaLog(Table):
                 return (
                     f"column {field['name']!r} has {rule}, which cannot be honoured here; drop it or use another table"
                 )
-        return self._misfit(schema or ())
-
-    def _misfit(self, schema: Schema) -> str | None:
-        there = {column.name.lower(): column for column in self.schema()}
-        for column in schema:
-            found = there.get(column.name.lower(), column)
-            if found != column:
-                return (
-                    f"column {column.name!r}: expected {found.name} {found.type} as in the table, found {column.name}"
-                    f" {column.type}; cast it"
-                )
-        return None
+        return self.misfit(schema or ())
 
     def widen(self, schema: Schema) -> bool:
         """Add the columns that the table lacks: an entry of its own, which adds no rows."""

@@ -49,7 +49,7 @@ class Lake(Sink):
         self.path = str(path)
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
-        self._seen: tuple[object, Mapping[str, frozenset[str]]] | None = None
+        self._seen: Table | None = None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -78,6 +78,10 @@ class Lake(Sink):
     @abstractmethod
     def _in_folders(self) -> list[str]:
         """Return the columns that only the names of folders have, not the files."""
+
+    @abstractmethod
+    def app(self, key: Key, handle: Json) -> str:
+        """Return whose high-water mark it is: one per pipeline and write."""
 
     @abstractmethod
     def open(self, handle: Json) -> Table | None:
@@ -127,14 +131,17 @@ class Lake(Sink):
             msg = f"{self._who}: {error}"
             raise Retryable(msg) from error
 
-    def _standing(self) -> Mapping[str, frozenset[str]]:
-        """Return what of ours is in the table now; listed anew only if the table has changed."""
+    def _current(self) -> Table | None:
+        """Return the table as it is now: what was listed of it before, if it has not changed since."""
         table = self._opened()
-        if table is None:
-            return {}
-        if self._seen is None or self._seen[0] != table.version:
-            self._seen = (table.version, table.standing())
-        return self._seen[1]
+        if table is None or self._seen is None or self._seen.version != table.version:
+            self._seen = table
+        return self._seen
+
+    def _standing(self) -> Mapping[str, frozenset[str]]:
+        """Return what of ours is in the table now."""
+        table = self._current()
+        return table.standing() if table is not None else {}
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
@@ -166,11 +173,15 @@ class Lake(Sink):
         writer = laid_out.write.format("parquet").options(**{**self.options, **sealing.writer_options(key, attempt)})
         with _configured(frame.sparkSession, _TIMES):
             writer.partitionBy(*columns).save(f"file://{place.staged}")
+        self._arrange(place.staged)
         return self.seal(key, attempt, sink, handle, schema)
 
     @abstractmethod
     def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
         """Return the frame as it is written, and the columns that Spark makes folders of."""
+
+    def _arrange(self, folder: Path) -> None:
+        """Put the files that Spark wrote where the table wants them."""
 
     def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
         """Refuse, before anything is written, what this format cannot have."""
@@ -309,10 +320,10 @@ class Lake(Sink):
             return
         folder = self._folder(output)
         yield from manifests.damages(folder, found)
-        there = self._standing().get(folder.name, frozenset())
-        for file in found.files:
-            if file.path not in there:
-                yield f"{folder}/{file.path} is not in the table: another writer rewrote or removed it"
+        table = self._current()
+        lost = missing(table, found) if table is not None else [file.path for file in found.files]
+        for path in lost:
+            yield f"{folder}/{path} is not in the table: another writer rewrote or removed it"
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield the attempts in the table that no committed checkpoint knows; what other writers put in is theirs."""

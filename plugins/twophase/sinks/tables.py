@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import hit
-from twophase.core.manifest import Column, Manifest, Schema
+from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
 from twophase.sinks.layout import ATTEMPT, Marker
@@ -66,7 +66,7 @@ class Table(ABC):
 
     @abstractmethod
     def standing(self) -> Mapping[str, frozenset[str]]:
-        """Return what of ours is in the table: the folders of attempts, and which files of each."""
+        """Return what of ours is in the table: the folders of attempts, and which files of each. Listed once."""
 
     @abstractmethod
     def notes(self) -> Iterator[str]:
@@ -75,6 +75,22 @@ class Table(ABC):
     @abstractmethod
     def objection(self, schema: Schema | None = None) -> str | None:
         """Say why this table, or this schema in it, cannot be honoured; None: it can."""
+
+    def misfit(self, schema: Schema) -> str | None:
+        """Say which column the table has otherwise."""
+        there = {column.name.lower(): column for column in self.schema()}
+        for column in schema:
+            found = there.get(column.name.lower(), column)
+            if found != column:
+                return (
+                    f"column {column.name!r}: expected {found.name} {found.type} as in the table, found {column.name}"
+                    f" {column.type}; cast it"
+                )
+        return None
+
+    def takes(self, file: StagedFile) -> bool:  # noqa: ARG002 - most take all
+        """Say whether a staged file becomes part of the table."""
+        return True
 
     @abstractmethod
     def widen(self, schema: Schema) -> bool:
@@ -91,6 +107,10 @@ class Table(ABC):
 
 class Opener(Protocol):
     """Who opens tables."""
+
+    def app(self, key: Key, handle: Json) -> str:
+        """Return whose high-water mark it is: one per pipeline and write."""
+        ...
 
     def open(self, handle: Json) -> Table | None:
         """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
@@ -133,11 +153,6 @@ def schema_of(summary: Json) -> Schema:
     return tuple(Column(*column) for column in summary["schema"])
 
 
-def app_of(key: Key) -> str:
-    """Return whose high-water mark it is. A table has one write of one pipeline, so the pipeline's name is enough."""
-    return f"twophase/{key.pipeline}"
-
-
 def note_of(key: Key, attempt: int, digest: str) -> str:
     """Return what the table's history says of a promotion."""
     return f"{key} a{attempt} {digest}"
@@ -156,6 +171,7 @@ class Promoter:
         match = ATTEMPT.fullmatch(self.place.name)
         self.attempt = int(match[3]) if match else 0
         self.seq: int = handle["commit_seq"]
+        self.app = opener.app(key, handle)
 
     # --- where it stands ---------------------------------------------------------------------------------------------
 
@@ -184,7 +200,7 @@ class Promoter:
     def _promoted(self, table: Table | None = None) -> Promotion | None:
         """Read the marker back; None: it has not come this far."""
         table = table or self.opener.open(self.handle)
-        if table is None or (table.marker(app_of(self.key)) or 0) < self.seq:
+        if table is None or (table.marker(self.app) or 0) < self.seq:
             return None
         table.make_durable()  # whoever counts a marker: its promoter may have died before it came to that (R2)
         hit("promote.durable")
@@ -204,9 +220,8 @@ class Promoter:
         prefix = f"{self.key} a"
         if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
             return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, or another writer rewrote its files since
-        app = app_of(self.key)
         reason = (
-            f"the table's marker {app} is at {table.marker(app)}, expected below {self.seq}, and"
+            f"the table's marker {self.app} is at {table.marker(self.app)}, expected below {self.seq}, and"
             " the table knows nothing of this revision: the record is older than the table, or another record's"
             " pipeline of this name wrote here; restore the newer record or write to another table"
         )
@@ -275,7 +290,7 @@ class Promoter:
             )
             raise Refused(msg)
         note = note_of(self.key, self.attempt, self.manifest["digest"])
-        return Change(app_of(self.key), self.seq, self._staged(), older, note)
+        return Change(self.app, self.seq, self._staged(), older, note)
 
     def _despite(self, error: Exception, outcome: Outcome) -> Promotion:
         """Read the marker again before saying that something went wrong: it may be there all the same."""
@@ -288,4 +303,4 @@ class Promoter:
 def missing(table: Table, manifest: Manifest) -> list[str]:
     """Return the files of a manifest that are not in the table."""
     there = table.standing().get(manifest.folder or "", frozenset())
-    return [file.path for file in manifest.files if file.path not in there]
+    return [file.path for file in manifest.files if table.takes(file) and file.path not in there]
