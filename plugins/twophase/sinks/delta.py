@@ -293,6 +293,13 @@ class DeltaLog(Table):
     def _values(self, path: str) -> dict[str, str | None]:
         return dict(zip(self.partition_by, partition_values(path, self.partition_by), strict=True))
 
+    def refresh(self) -> None:
+        """Read the entries since."""
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_fields", None)
+        with _explained():
+            self.table.update_incremental()
+
     def make_durable(self) -> None:
         """Make the log durable from its last checkpoint on: the library does not, nor may other writers."""
         log = self.path / "_delta_log"

@@ -350,6 +350,13 @@ class IcebergSnapshot(Table):
         except ValueError as error:  # two values of a partition column in one file, or a type that does not fit
             raise Refused(str(error).partition("\n")[0]) from error
 
+    def refresh(self) -> None:
+        """Load the newest metadata."""
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_files", None)
+        with _explained():
+            self.table.refresh()
+
     def make_durable(self) -> None:
         """Make the metadata durable that the catalog points at, and what that points at: the library does not."""
         snapshot = self.table.current_snapshot()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -99,6 +98,10 @@ class Table(ABC):
     @abstractmethod
     def commit(self, change: Change) -> None:
         """Do it all in one step, unless the marker has moved since this handle was opened: Conflict."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Look at the table as it is now."""
 
     @abstractmethod
     def make_durable(self) -> None:
@@ -258,8 +261,7 @@ class Promoter:
                 hit("promote.checked")
                 table.commit(change)
                 hit("promote.visible")
-                found = self._promoted()
-                return replace(found, outcome=Outcome.PROMOTED) if found else Promotion(Outcome.UNKNOWN)
+                return self._read_back(table)
             except Conflict as conflict:
                 faster = f": {conflict}"
             except (ManifestMismatch, Refused) as error:
@@ -267,6 +269,15 @@ class Promoter:
             except Trouble as error:
                 return self._despite(error, Outcome.RETRY_LATER)
         return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
+
+    def _read_back(self, table: Table) -> Promotion:
+        """Read back the marker that this very commit has set."""
+        table.refresh()
+        if (table.marker(self.app) or 0) < self.seq:
+            return Promotion(Outcome.UNKNOWN)
+        table.make_durable()
+        hit("promote.durable")
+        return Promotion(Outcome.PROMOTED, attempt=self.attempt)
 
     def _table(self) -> Table:
         """Open the table; create it empty where there is none, for one with rows could come to be twice."""
