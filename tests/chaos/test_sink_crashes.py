@@ -17,6 +17,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import ENDED
 from twophase.maintenance import verify
+from twophase.sinks.lake import Lake
 
 pytestmark = pytest.mark.chaos
 
@@ -24,10 +25,15 @@ pytestmark = pytest.mark.chaos
 NOT_HERE = frozenset({
     *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
     *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
+    *("table.created", "table.widened"),
 })  # fmt: skip
-FILES_ONLY = frozenset({"stage.manifest", "stage.marked", "promote.taken", "promote.checked", "promote.visible"})
+TAKEN = frozenset({"promote.taken"})
+FILES_ONLY = frozenset({"stage.manifest", "stage.marked", "promote.checked", "promote.visible"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
-KINDS = ("postgres", "attached", "upserted", "files+postgres", "files+postgres+attached+upserted")
+KINDS = (
+    *("postgres", "attached", "upserted", "delta", "iceberg", "files+postgres", "postgres+delta", "files+iceberg"),
+    "files+postgres+attached+upserted+delta+iceberg",
+)
 #: What `make test` meets of each, killed: that in which they differ.
 FEW = {
     "postgres": (
@@ -41,15 +47,22 @@ FEW = {
     "attached": ("promote.applied",),
     "upserted": ("promote.durable",),
     "files+postgres": ("stage.durable", "commit.after", "promote.visible", "promote.applied", "abort.after"),
-    "files+postgres+attached+upserted": ("promote.after",),
+    "delta": ("stage.manifest", "promote.checked", "promote.visible", "sweep.before"),
+    "iceberg": ("promote.checked", "promote.visible", "abort.after"),
+    "postgres+delta": ("promote.applied", "promote.visible"),
+    "files+iceberg": ("promote.durable",),
+    "files+postgres+attached+upserted+delta+iceberg": ("promote.after",),
 }
 WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.sweep}
 
 
 def points(kinds: str) -> list[str]:
     """Return what a pipeline into these comes by."""
-    left_out = NOT_HERE | (frozenset() if "files" in kinds else FILES_ONLY)
-    return [name for name in FAILPOINTS if name not in (left_out if kinds != "files" else left_out | POSTGRES_ONLY)]
+    found = set(kinds.split("+"))
+    left_out = NOT_HERE | (TAKEN if "files" not in found else frozenset())
+    left_out |= FILES_ONLY if not found & {"files", "delta", "iceberg"} else frozenset()
+    left_out |= POSTGRES_ONLY if not found & {"postgres", "attached", "upserted"} else frozenset()
+    return [name for name in FAILPOINTS if name not in left_out]
 
 
 def cases() -> Iterator[object]:
@@ -97,4 +110,6 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
     with record.transaction() as tx:
         assert {revision.state for revision in tx.unfinished("words")} <= ENDED
     assert not any(verify(record, declared))
-    assert not [left for sink in declared.writes.values() for left in sink.attempts() if not left.manifest]
+    for sink in declared.writes.values():
+        standing = sink._standing() if isinstance(sink, Lake) else ()
+        assert not [left for left in sink.attempts() if not left.manifest and Path(left.path).name not in standing]
