@@ -19,6 +19,7 @@ from twophase.core.manifest import Column
 from twophase.core.settings import data_path
 from twophase.sinks.base import Sink
 from twophase.sinks.files import Files
+from twophase.sinks.lake import Lake
 from twophase.sinks.write_ahead import WriteAhead
 from twophase.sources.base import Source
 from twophase.sources.reading import FixedFiles
@@ -111,7 +112,6 @@ class PreStaged:
             source, fixed = Source.load(dict(read["source"])), plan.fixed(name)
             if fixed.outputs:
                 upstream = Sink.load(dict((fixed.upstream or {})["sink"]))
-                assert isinstance(upstream, Files)
                 for output in fixed.outputs:
                     for path in upstream.files(output):
                         rows += pq.ParquetFile(path).read().to_pylist()
@@ -126,6 +126,9 @@ class PreStaged:
         return rows, bad
 
 
+_ARROW = {"bigint": pa.int64(), "string": pa.string(), "date": pa.date32(), "double": pa.float64()}
+
+
 def stage_rows(  # noqa: PLR0917 - as a Spark job has them
     sink: Files | WriteAhead,
     handle: Json,
@@ -137,11 +140,32 @@ def stage_rows(  # noqa: PLR0917 - as a Spark job has them
     """Write rows as a few Parquet files into an attempt's staging folder."""
     folder = Path(handle["table"] + ".twophase") / "staging" / handle["name"]
     folder.mkdir(parents=True)
-    types = {"bigint": pa.int64(), "string": pa.string()}
-    columns = pa.schema([(name, types[kind]) for name, kind in schema or SCHEMA])
+    columns = pa.schema([(name, _ARROW[kind]) for name, kind in schema or SCHEMA])
     for number in range(files):
         table = pa.Table.from_pylist(rows[number::files] or rows[:0], schema=columns)
         pq.write_table(table, folder / f"{prefix}-{number:05d}.parquet")
+
+
+def write_attempt(  # noqa: PLR0917 - as a Spark job has them
+    sink: Lake, folder: Path, content: list[Row], schema: Sequence[Column], prefix: str, files: int
+) -> None:
+    """Write rows as a Spark job would into the staging folder of a Delta or Iceberg table: some files per partition."""
+    folder.mkdir(parents=True)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in content:
+        groups.setdefault(tuple(row[name] for name in sink.partition_by), []).append(row)
+    if not content and not sink.partition_by:
+        groups = {(): []}
+    kept = [column for column in schema if column.name not in sink._in_folders]
+    arrow = pa.schema([(column.name, _ARROW[column.type]) for column in kept])
+    for values, group in groups.items():
+        below = folder.joinpath(*(f"{n}={v}" for n, v in zip(sink.partition_by, values, strict=True)))
+        below.mkdir(parents=True, exist_ok=True)
+        for number in range(files):
+            table = pa.Table.from_pylist(
+                [{c.name: row.get(c.name) for c in kept} for row in group[number::files]], arrow
+            )
+            pq.write_table(table, below / f"{prefix}-{number:05d}.parquet")
 
 
 def visible(table: str) -> list[Row]:

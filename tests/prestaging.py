@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatch
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from factories import stage_rows
+from factories import stage_rows, write_attempt
 from twophase.core.checkpoint import Json, Key
 from twophase.core.manifest import Column
 from twophase.sinks.base import Sink
 from twophase.sinks.files import Files
+from twophase.sinks.lake import Lake
 from twophase.sinks.pg import database
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.staging import Loader
@@ -54,6 +56,13 @@ def prestage(sink: Sink, to: Attempted, rows: Rows) -> Json:
 @prestage.register
 def _(sink: Files | WriteAhead, to: Attempted, rows: Rows) -> Json:
     stage_rows(sink, to.handle, f"part-r{to.key.revision}-a{to.attempt}", rows.rows, rows.parts, rows.schema)
+    return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
+
+
+@prestage.register
+def _(sink: Lake, to: Attempted, rows: Rows) -> Json:
+    folder = Path(sink.staging_path(to.key, to.handle))
+    write_attempt(sink, folder, rows.rows, rows.schema, f"part-r{to.key.revision}-a{to.attempt}", rows.parts)
     return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
 
 

@@ -199,7 +199,7 @@ class Pipeline:
                     why = "its input would be read again" if what == "reads" else "a checkpoint is pending in it"
                     problems.append(f"{one} {name!r} is gone ({why})")
                 elif after is not None:
-                    moved = ("path", "committer", "idempotent") if pending else ()
+                    moved = ("path", "table", "catalog", "committer", "idempotent") if pending else ()
                     problems += [
                         f"{one} {name!r}: {part} was {before.get(part)!r} and is now {after.get(part)!r}"
                         + (" while a checkpoint is pending" if part in moved else "")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import polars as pl
 import psycopg2
+from pyiceberg.catalog.sql import SqlCatalog
 
 from factories import PreStaged, Row, visible, words_pipeline
 from scenarios import Failing
@@ -22,12 +24,16 @@ from twophase.sinks.base import Sink
 #: The connection of the target database, as processes of the test get it.
 TARGET = "TWOPHASE_TEST_TARGET"
 
+CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
+
 DECLARED: dict[str, Callable[[], Sink]] = {
     "files": lambda: sinks.Files("lake/words"),
     "postgres": lambda: sinks.Postgres("words", conn_id="dwh", create=True),
     "attached": lambda: sinks.Postgres("words_attached", conn_id="dwh", create=True, attach=True),
     "upserted": lambda: sinks.Postgres("words_upserted", conn_id="dwh", create=True, mode="upsert", key=["id"]),
     "sent": lambda: sinks.WriteAhead("senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True),
+    "delta": lambda: sinks.Delta("delta/words"),
+    "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=CATALOG),
 }
 
 
@@ -43,12 +49,20 @@ def held(kind: str) -> list[Row]:
         return visible("lake/words")
     if kind == "sent":
         return kept(home() / "kept.db")
+    if kind == "delta":
+        return pl.read_delta(DECLARED[kind]().location()).to_dicts()
+    if kind == "iceberg":
+        sink = DECLARED[kind]()
+        assert isinstance(sink, sinks.Iceberg)
+        assert isinstance(sink.catalog, dict)
+        found: list[Row] = SqlCatalog("default", **sink.catalog).load_table(sink.table).scan().to_arrow().to_pylist()
+        return found
     table = {"postgres": "words", "attached": "words_attached", "upserted": "words_upserted"}[kind]
     with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:
         cursor = session.cursor()
         cursor.execute("SELECT to_regclass(%s)", (f"public.{table}",))
-        found = cursor.fetchone()
-        if found is None or found[0] is None:
+        there = cursor.fetchone()
+        if there is None or there[0] is None:
             return []
         cursor.execute(f"SELECT id, word, frequency FROM public.{table}")
         return [dict(zip(("id", "word", "frequency"), row, strict=True)) for row in cursor.fetchall()]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import lake_promises
 import scenarios
 from chaos import test_sink_crashes
 from chaos.ways import WAYS
@@ -38,7 +39,9 @@ def check(record: PostgresRecord, rows: list[dict[str, object]]) -> None:
 def test_every_failpoint_that_is_not_met_here_is_met_on_another_way() -> None:
     of_sinks = {point for kinds in test_sink_crashes.KINDS for point in test_sink_crashes.points(kinds)}
 
-    assert {point for way in WAYS for point in way.points} | of_sinks >= scenarios.ELSEWHERE
+    of_tables = set(lake_promises.POINTS)
+
+    assert {point for way in WAYS for point in way.points} | of_sinks | of_tables >= scenarios.ELSEWHERE
 
 
 @pytest.mark.parametrize("action", ["kill", "raise"])

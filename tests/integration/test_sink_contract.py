@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import psycopg2
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from factories import visible
 from senders import kept
@@ -129,3 +131,56 @@ class TestWriteAheadEverywhere(Sent):
 @pytest.mark.slow
 class TestWriteAheadWithFilesEverywhere(Sent):
     committer = committers.File
+
+
+class InDelta(SinkContract):
+    """A Delta table, read by polars."""
+
+    @pytest.fixture
+    def sink(self, home: Path) -> Sink:
+        return sinks.Delta("delta/words")
+
+    @pytest.fixture
+    def read(self, sink: Sink) -> Read:
+        there = Path(sink.location(), "_delta_log")
+        return lambda: pl.read_delta(sink.location()).to_dicts() if there.is_dir() else []
+
+
+class TestDelta(InDelta):
+    places = 3
+
+
+@pytest.mark.slow
+class TestDeltaEverywhere(InDelta):
+    pass
+
+
+class InIceberg(SinkContract):
+    """An Iceberg table, read by pyiceberg."""
+
+    @pytest.fixture
+    def sink(self, home: Path) -> Sink:
+        catalog = {"type": "sql", "uri": "sqlite:///catalog.db"}
+        return sinks.Iceberg("db.words", path="iceberg/words", catalog=catalog)
+
+    @pytest.fixture
+    def read(self, sink: Sink) -> Read:
+        def rows() -> Rows:
+            assert isinstance(sink, sinks.Iceberg)
+            assert isinstance(sink.catalog, dict)
+            catalog = SqlCatalog("default", **sink.catalog)
+            if not catalog.table_exists(sink.table):
+                return []
+            found: Rows = catalog.load_table(sink.table).scan().to_arrow().to_pylist()
+            return found
+
+        return rows
+
+
+class TestIceberg(InIceberg):
+    places = 3
+
+
+@pytest.mark.slow
+class TestIcebergEverywhere(InIceberg):
+    pass

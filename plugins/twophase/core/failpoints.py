@@ -39,11 +39,11 @@ FAILPOINTS: dict[str, str] = {
     "commit.after": "the commit point is passed, nothing promoted",
     "promote.before": "decided, staged folder in its place",
     "promote.taken": "staged folder taken, not checked",
-    "promote.checked": "taken folder checked, not visible",
+    "promote.checked": "taken folder checked, not visible; in a table with a log: staged files checked, no commit",
     "promote.marked": "in Postgres: marker written, nothing applied, not yet committed to the target database",
     "promote.applied": "in Postgres: staged rows applied, not yet committed to the target database",
     "promote.gap": "without RENAME_EXCHANGE: the old revision put away, nothing visible in its place",
-    "promote.visible": "folder visible, rename not durable; in a replacement: what it replaced is in taken/",
+    "promote.visible": "visible, not durable; when a folder was exchanged: what it replaced is in taken/",
     "promote.superseded": "in a replacement: what it replaced was put away",
     "promote.durable": "output visible and durable, not recorded",
     "promote.inside": "row in committed written, not yet committed to the database",
@@ -69,6 +69,8 @@ FAILPOINTS: dict[str, str] = {
     "sweep.inside": "a superseded revision written as swept, not yet committed to the database",
     "sweep.swept": "a superseded revision recorded as swept, its folder in place",
     "sweep.forgotten": "the folder of a swept revision removed",
+    "table.created": "in a first promotion to a table with a log of its own: it exists, empty",
+    "table.widened": "in a promotion with new columns: the table has them, without rows",
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

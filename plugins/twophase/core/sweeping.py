@@ -12,7 +12,8 @@ def why_dead(  # noqa: PLR0911 - one return per rule
     """Say why what an attempt left on storage is dead; None: it may still be needed.
 
     `voted` is the attempt that the record names for this sink, `manifest` whether the leftover is a manifest, and
-    `copies` whether the sink's promotion leaves nothing of use in staging. Each answer stays true for ever.
+    `copies` whether the sink's promotion leaves nothing of use in staging. Each answer stays true for ever: what is
+    COMMITTED names the attempt that the sink holds (R10), so no other one will ever be promoted.
     """
     match revision.state:
         case State.ABORTING | State.ABORTED:
@@ -23,7 +24,7 @@ def why_dead(  # noqa: PLR0911 - one return per rule
             return f"attempt {voted} was voted for"
         case State.SUPERSEDED if manifest and revision.swept:
             return "a later revision took its place, its retention is over"
-        case State.COMMITTED | State.SUPERSEDED if manifest and attempt != voted and attempt <= revision.epoch:
+        case State.COMMITTED | State.SUPERSEDED if attempt != voted and attempt <= revision.epoch:
             return f"attempt {voted} was committed"
         case State.COMMITTED | State.SUPERSEDED if not manifest and copies:
             return f"attempt {voted} was committed"

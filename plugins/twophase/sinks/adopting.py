@@ -101,7 +101,7 @@ def schema(folder: Path, files: Sequence[StagedFile], format: str) -> Schema:  #
     found = pq.read_schema(f"{folder}/{newest.path}")
     spark = (found.metadata or {}).get(_SPARK)
     if spark is not None:
-        return tuple(Column(field["name"], _simple(field["type"])) for field in json.loads(spark)["fields"])
+        return tuple(Column(field["name"], simple(field["type"])) for field in json.loads(spark)["fields"])
     return tuple(Column(field.name, _from_arrow(field.type)) for field in found)
 
 
@@ -109,17 +109,17 @@ def _is_data(path: str) -> bool:
     return not any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
-def _simple(kind: Any) -> str:  # noqa: ANN401 - Spark's JSON: a name, or an object
-    """Write a type of Spark's JSON as Spark's own short text."""
+def simple(kind: Any) -> str:  # noqa: ANN401 - Spark's JSON: a name, or an object
+    """Write a type of Spark's JSON, which is Delta's too, as Spark's own short text."""
     if isinstance(kind, str):
         return {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}.get(kind, kind)
     match kind["type"]:
         case "array":
-            return f"array<{_simple(kind['elementType'])}>"
+            return f"array<{simple(kind['elementType'])}>"
         case "map":
-            return f"map<{_simple(kind['keyType'])},{_simple(kind['valueType'])}>"
+            return f"map<{simple(kind['keyType'])},{simple(kind['valueType'])}>"
         case "struct":
-            parts = ",".join(f"{field['name']}:{_simple(field['type'])}" for field in kind["fields"])
+            parts = ",".join(f"{field['name']}:{simple(field['type'])}" for field in kind["fields"])
             return f"struct<{parts}>"
         case other:
             return str(other)

@@ -28,6 +28,15 @@ def fsync_folder(path: Path | str) -> None:
         os.close(folder)
 
 
+def fsync_file(path: Path | str) -> None:
+    """Make a file durable that another wrote."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def seal_file(path: Path | str) -> str:
     """Make a file durable and return its checksum (xxh3, 64 bits), in one pass."""
     return _digest(path, durable=True)
@@ -157,6 +166,15 @@ def walk(folder: Path | str) -> Iterator[tuple[str, os.stat_result]]:
                     pending.append(path)
                 else:
                     yield path, entry.stat(follow_symlinks=False)
+
+
+def entries(folder: Path) -> list[tuple[str, str]]:
+    """Return the names in a folder, with their paths; a folder that is not there is empty."""
+    try:
+        with os.scandir(folder) as found:
+            return [(entry.name, entry.path) for entry in found]
+    except FileNotFoundError:
+        return []
 
 
 def prune(folder: Path | str) -> None:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from twophase.core import slots
 from twophase.core.checkpoint import Json, Key, Output
-from twophase.core.errors import ConfigError, ManifestMismatch, NoSpace
+from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.failpoints import hit
-from twophase.core.manifest import Column, Manifest, StagedFile
+from twophase.core.manifest import Column, Manifest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
-from twophase.sinks import adopting, disk, frames, manifests, paths
+from twophase.sinks import adopting, disk, frames, manifests, paths, sealing
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
 from twophase.sinks.layout import ATTEMPT, SIDES, SUPERSEDED, TOMBSTONE, Marker, Place, markers, side
-from twophase.sinks.manifests import THREADS
 from twophase.sinks.promoting import TRIES, Promoter
 from twophase.sinks.relations import Relation
-from twophase.sinks.rows import COMPRESSIONS, FORMATS, count_rows
+from twophase.sinks.rows import COMPRESSIONS, FORMATS
+from twophase.sinks.sealing import Written
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
@@ -230,9 +228,7 @@ class Files(Sink):
             **{
                 **(CSV if self.format == "csv" else {}),
                 **self.options,
-                "mapreduce.output.basename": f"part-r{key.revision}-a{attempt}",
-                "mapreduce.fileoutputcommitter.algorithm.version": 1,
-                "mapreduce.fileoutputcommitter.marksuccessfuljobs": False,
+                **sealing.writer_options(key, attempt),
             },
         )
         writer.partitionBy(*self.partition_by).save(f"file://{place.staged}")
@@ -242,32 +238,13 @@ class Files(Sink):
     def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
         """Make what lies in the staging folder durable, describe it in a manifest, and put the marker in."""
         place = Place(key, handle)
-        hit("stage.written")
-        try:
-            self._name_files(place.staged, f"part-r{key.revision}-a{attempt}-")
-            files = tuple(self._seal_files(place.staged))
-            manifest = Manifest(key, sink, attempt, schema, files, handle.get("folder"))
-            hit("stage.durable")
-            content = manifest.dumps()
-            checksum = disk.digest(content)
-            disk.create(place.manifest(attempt), content)
-            hit("stage.manifest")
-            marker = place.staged / str(Marker(key.revision, attempt, checksum))
-            marker.touch()
+        written = Written(attempt, sink, schema, self.format, self.options, handle.get("folder"))
+        summary = sealing.seal(place, written)
+        with sealing.explained(place, sink):
+            (place.staged / str(Marker(key.revision, attempt, summary["digest"]))).touch()
             disk.fsync_folder(place.staged)
-        except FileExistsError as error:
-            msg = (
-                f"checkpoint {key}: sink {sink!r}: another attempt {attempt} left the manifest"
-                f" {place.manifest(attempt)}: the record is older than the table; run again"
-            )
-            raise ManifestMismatch(msg) from error
-        except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                msg = f"checkpoint {key}: sink {sink!r}: no space left for {place.side}; nothing was committed"
-                raise NoSpace(msg) from error
-            raise
         hit("stage.marked")
-        return manifest.summary(checksum)
+        return summary
 
     def staging_path(self, key: Key, handle: Json) -> str:
         """Return the staging folder: the output path of a job that knows nothing of us."""
@@ -276,12 +253,7 @@ class Files(Sink):
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
         """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
         place = Place(key, handle)
-        if not place.staged.is_dir():
-            msg = (
-                f"checkpoint {key}: sink {sink!r}: the job ended well and wrote nothing to {place.staged}; pass it"
-                f" {{{{ staging('{sink}') }}}} as its output path"
-            )
-            raise ManifestMismatch(msg)
+        sealing.expect_output(place, sink)
         mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == (key[2], attempt)]
         if mine:  # sealed before by a task that died since
             return manifests.load(place, attempt, mine[0].digest).summary(mine[0].digest)
@@ -294,40 +266,6 @@ class Files(Sink):
                 msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named {name!r}: the folder's is"
                 raise ConfigError(msg)
         return self.seal(key, attempt, sink, handle, (*columns, *given))
-
-    def _name_files(self, folder: Path, prefix: str) -> None:
-        """Remove what is not data, and put revision and attempt into the names that lack them.
-
-        Then a reader across an exchange of two revisions fails instead of mixing them (R17). Spark 4 writes the names
-        so; 3.5 cannot.
-        """
-        strays = False
-        for path, _ in list(disk.walk(folder)):
-            below, _, name = path.rpartition("/")
-            if any(part.startswith(("_", ".")) for part in path.split("/")):
-                (folder / path).unlink()
-                strays = True
-            elif not name.startswith(prefix):
-                (folder / path).rename(folder / below / f"{prefix}{name.removeprefix('part-')}")
-        if strays:
-            disk.prune(folder)
-
-    def _seal_files(self, folder: Path) -> list[StagedFile]:
-        """Make every file durable, and describe it."""
-        found = sorted(disk.walk(folder))
-
-        def describe(item: tuple[str, os.stat_result]) -> StagedFile:
-            path, stat = item
-            full = f"{folder}/{path}"
-            checksum = disk.seal_file(full)
-            rows = count_rows(full, self.format, self.options)
-            return StagedFile(path, stat.st_size, stat.st_mtime_ns, rows, checksum)
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            files = list(pool.map(describe, found))
-            list(pool.map(disk.fsync_folder, list(disk.folders(folder))))
-        disk.fsync_folder(folder.parent)
-        return files
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
@@ -366,7 +304,7 @@ class Files(Sink):
 
     def _attempts(self, side: Path) -> Iterator[Attempt]:
         for name in SIDES[:3]:
-            for entry, path in _entries(side / name):
+            for entry, path in disk.entries(side / name):
                 if match := ATTEMPT.fullmatch(entry):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
 
@@ -416,7 +354,7 @@ class Files(Sink):
 
     def superseded(self) -> Iterator[Superseded]:
         """List what later revisions took the place of."""
-        for entry, path in _entries(self._side / "superseded"):
+        for entry, path in disk.entries(self._side / "superseded"):
             if (match := SUPERSEDED.fullmatch(entry)) and os.listdir(path) != [TOMBSTONE]:  # noqa: PTH208 - a string
                 yield Superseded(int(match[1]), int(match[2]), path)
 
@@ -481,7 +419,9 @@ class Files(Sink):
             return
         expected = {str(Place(output.key, output.handle).visible) for output in known}
         if self.slot_folder is None:
-            yield from (f"{path} is no committed checkpoint's" for _, path in _entries(table) if path not in expected)
+            yield from (
+                f"{path} is no committed checkpoint's" for _, path in disk.entries(table) if path not in expected
+            )
             return
         depth = self.slot_folder.strip("/").count("/") + 1
         for folder in table.glob("/".join(["*"] * depth)):
@@ -548,12 +488,3 @@ class Files(Sink):
     def read_options(self) -> dict[str, Any]:
         """Return what Spark's reader must know to read what its writer wrote."""
         return {**CSV, **self.options} if self.format == "csv" else {}
-
-
-def _entries(folder: Path) -> list[tuple[str, str]]:
-    """Return the names in a folder, with their paths; a folder that is not there is empty."""
-    try:
-        with os.scandir(folder) as entries:
-            return [(entry.name, entry.path) for entry in entries]
-    except FileNotFoundError:
-        return []

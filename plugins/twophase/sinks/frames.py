@@ -60,6 +60,41 @@ def union(
     return first
 
 
+#: The folder of an attempt in a file's path: its checkpoint's number.
+_ATTEMPT = r"^.*/(\d{8,})\.r\d+\.a\d+\.[^/]+/"
+
+
+def attempts(
+    spark: SparkSession, reader: DataFrameReader, parts: Sequence[Part], columns: Columns, *, partitioned: bool
+) -> DataFrame:
+    """Read revisions that lie in the folders of their attempts, with the number of the checkpoint as `checkpoint`.
+
+    One scan, unless the names of folders say what the files do not: then one for each revision.
+    """
+    from pyspark.sql import functions
+
+    files = [path for part in parts for path in part.files]
+    if not files:
+        return spark.createDataFrame([], columns.all)
+    with paths.listed_in_the_driver(spark):
+        if not partitioned:
+            frame = (
+                reader.schema(columns.written)
+                .option("recursiveFileLookup", value=True)
+                .load(list(map(paths.literal, files)))
+            )
+            number = functions.regexp_extract("_metadata.file_path", _ATTEMPT, 1).cast("bigint")
+            return frame.withColumn("checkpoint", number)
+        first, *rest = (
+            _with(_load(reader.schema(columns.written), part.folder, part.files), part.given, columns.given)
+            for part in parts
+            if part.files
+        )
+    for frame in rest:
+        first = first.unionByName(frame)
+    return first
+
+
 def _load(reader: DataFrameReader, base: Path, files: Sequence[str]) -> DataFrame:
     return reader.option("basePath", f"file://{base}").load([paths.literal(path) for path in files])
 

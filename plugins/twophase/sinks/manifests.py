@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from twophase.core.checkpoint import Key
 from twophase.core.errors import ManifestMismatch
 from twophase.core.manifest import Manifest, StagedFile
 from twophase.sinks import disk
-from twophase.sinks.layout import Marker, Place
+from twophase.sinks.layout import Marker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import os
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 THREADS = 4
 
 
-def load(place: Place, attempt: int, digest: str) -> Manifest:
+class Keeper(Protocol):
+    """Who knows where the manifests of a revision are."""
+
+    key: Key
+
+    def manifest(self, attempt: int) -> Path:
+        """Return where an attempt's manifest is."""
+        ...
+
+
+def load(place: Keeper, attempt: int, digest: str) -> Manifest:
     """Load a manifest, if it is the one that the digest stands for."""
     path = place.manifest(attempt)
     try:
@@ -55,7 +67,17 @@ def check(folder: Path, manifest: Manifest) -> list[str]:
 def differences(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Compare a folder with its manifest, byte by byte; yield each difference in words."""
     found = {path: stat for path, stat in disk.walk(folder) if Marker.parse(path) is None}
+    yield from _damages(folder, manifest, found)
+    for stranger in found.keys() - {file.path for file in manifest.files}:
+        yield f"{folder}/{stranger} is not in the manifest"
 
+
+def damages(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Compare the files of a manifest with the folder's, byte by byte; what else is there does not matter."""
+    yield from _damages(folder, manifest, dict(disk.walk(folder)) if folder.is_dir() else {})
+
+
+def _damages(folder: Path, manifest: Manifest, found: Mapping[str, os.stat_result]) -> Iterator[str]:
     def compare(file: StagedFile) -> str | None:
         path = f"{folder}/{file.path}"
         stat = found.get(file.path)
@@ -68,5 +90,3 @@ def differences(folder: Path, manifest: Manifest) -> Iterator[str]:
 
     with ThreadPoolExecutor(THREADS) as pool:
         yield from filter(None, pool.map(compare, manifest.files))
-    for stranger in found.keys() - {file.path for file in manifest.files}:
-        yield f"{folder}/{stranger} is not in the manifest"

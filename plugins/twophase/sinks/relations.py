@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from twophase.core.errors import AttemptFailed, ConfigError, ManifestMismatch, TwophaseError
 from twophase.core.manifest import Column
 from twophase.core.sampling import CHARACTERS, ROW_BYTES, ROWS, Row, sample
+from twophase.sinks.types import split
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -360,7 +361,7 @@ def type_of(kind: str) -> str | None:
     if kind in _TYPES:
         return _TYPES[kind]
     head, _, rest = kind.partition("<")
-    inner = _split(rest[:-1]) if rest.endswith(">") else []
+    inner = split(rest[:-1]) if rest.endswith(">") else []
     if head == "struct" and inner:
         fields = [(name, type_of(of)) for name, _, of in (field.partition(":") for field in inner)]
         known = [f"{quote(name)} {of}" for name, of in fields if name and of]
@@ -373,15 +374,3 @@ def type_of(kind: str) -> str | None:
     if re.fullmatch(r"decimal\(\d+,\d+\)", kind):
         return kind.upper()
     return "VARCHAR" if re.fullmatch(r"(var)?char\(\d+\)|string collate .+", kind) else None
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas that are in no brackets."""
-    found, depth = [""], 0
-    for letter in text:
-        depth += (letter in "<(") - (letter in ">)")
-        if letter == "," and depth == 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    return found

@@ -1,0 +1,387 @@
+"""A Delta table: staged files become part of it by one entry of its log, which carries the marker.
+
+    <table>/_delta_log/00000000000000000042.json        one entry: files in, files out, and `txn`: the marker
+    <table>/_twophase/00000018.r1.a3.7c1e09ab/…         see `lake`; in no entry until it is promoted
+
+Readers of Delta go by the log. Its vacuum leaves alone what is below a folder that starts with `_`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ConfigError
+from twophase.core.manifest import Column, Manifest, Schema
+from twophase.sinks import adopting, disk, types
+from twophase.sinks.lake import Lake
+from twophase.sinks.relations import partition_values
+from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+HOME = "_twophase"
+#: Where the log says which revision a commit promoted.
+_NOTE = "twophase"
+#: Of a table made here: opening one reads the log since its last checkpoint.
+_PROPERTIES = {"delta.checkpointInterval": "10"}
+#: What a table may ask of its writers, because it asks nothing of those who only add and take out whole files.
+_FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed"}) | {
+    "timestampNtz",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+#: What a column's metadata may not say: rows would have to be looked at, or made.
+_COLUMN_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
+
+
+class Delta(Lake):
+    """A Delta table on a disk that all share; created at the first promotion unless it is there."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        partition_by: Iterable[str] = (),
+        options: Json | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Declare a table at a path; `options` go to Spark's Parquet writer, `properties` to a table made here."""
+        self.properties = {name: str(value) for name, value in (properties or {}).items()}
+        super().__init__(path, partition_by, options)
+        if problem := _cannot(self.properties):
+            msg = f"{self._who}: {problem}"
+            raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {
+            "path": self.location(),
+            "partition_by": self.partition_by,
+            "options": self.options,
+            "properties": self.properties,
+        }
+
+    @property
+    def _who(self) -> str:
+        return f"sinks.Delta {self.path!r}"
+
+    @property
+    def _home(self) -> Path:
+        return Path(self.location()) / HOME
+
+    @property
+    def _in_folders(self) -> list[str]:
+        return self.partition_by
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the table's folder."""
+        return (self.location(),)
+
+    def prepare(self, slot: str | None = None) -> None:
+        """Look whether there is room for a table, and whether it can be honoured."""
+        try:
+            import deltalake  # noqa: F401 - is it there?
+        except ModuleNotFoundError as error:
+            msg = f"{self._who}: it needs deltalake; install twophase[delta]"
+            raise ConfigError(msg) from error
+        table = Path(self.location())
+        strange = [name for name, _ in disk.entries(table) if name not in {HOME, "_delta_log"}]
+        if strange and not (table / "_delta_log").is_dir():
+            msg = (
+                f"{self._who}: {table} has {strange[0]} in it and no Delta log; give it an empty folder, or convert it"
+            )
+            raise ConfigError(msg)
+        super().prepare(slot)
+
+    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - any can be replaced, or none
+        """Say that an append-only table gives nothing back."""
+        table = self._opened()
+        if isinstance(table, DeltaLog) and table.append_only:
+            return f"{self._who}: the table is append-only (delta.appendOnly)"
+        return None
+
+    def app(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - a table has one write of one pipeline
+        """Return the app whose transactions are the marker."""
+        return f"twophase/{key.pipeline}"
+
+    def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
+        return frame, self.partition_by
+
+    def _kind(self, kind: types.Kind) -> object:
+        return _delta_type(kind)
+
+    def _handle(self) -> dict[str, Any]:
+        return {"table": self.location()}
+
+    def open(self, handle: Json) -> Table | None:
+        """Open the table of a handle at its newest version."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        path = Path(handle["table"])
+        if not path.is_dir():
+            msg = f"folder {path} is not there; is it mounted?"
+            raise Trouble(msg)
+        try:
+            with _explained():
+                return DeltaLog(path, DeltaTable(str(path)), self.partition_by)
+        except TableNotFoundError:
+            return None
+
+    def create(self, handle: Json, schema: Schema) -> None:
+        """Create the table, empty; of several who try one does."""
+        from deltalake import CommitProperties, DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        path = Path(handle["table"])
+        try:
+            with _explained():
+                DeltaTable.create(
+                    str(path),
+                    _delta_schema(schema),
+                    mode="error",
+                    partition_by=self.partition_by,
+                    configuration={**_PROPERTIES, **self.properties},
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+        except Trouble as error:
+            if isinstance(error.__cause__, DeltaError) and self.open(handle) is not None:
+                raise Conflict(str(error)) from error
+            raise
+
+
+class DeltaLog(Table):
+    """A Delta table at one version."""
+
+    def __init__(self, path: Path, table: DeltaTable, partition_by: list[str]) -> None:
+        """Wrap a handle; partitions are as declared."""
+        self.path = path
+        self.table = table
+        self.partition_by = partition_by
+
+    @property
+    def version(self) -> object:
+        """Return the table's own id, and its version."""
+        return str(self.table.metadata().id), self.table.version()
+
+    def marker(self, app: str) -> int | None:
+        """Return the version of an app's last transaction."""
+        return self.table.transaction_version(app)
+
+    @cached_property
+    def _fields(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.table.schema().to_json())["fields"]
+        return found
+
+    def schema(self) -> Schema:
+        """Return the table's columns, with Spark's types."""
+        return tuple(Column(field["name"], adopting.simple(field["type"])) for field in self._fields)
+
+    @property
+    def append_only(self) -> bool:
+        """Say whether files may not be taken out."""
+        return str(self.table.metadata().configuration.get("delta.appendOnly")).lower() == "true"
+
+    def standing(self) -> Mapping[str, frozenset[str]]:
+        """Return the attempts in the log."""
+        return self._attempts
+
+    @cached_property
+    def _attempts(self) -> dict[str, frozenset[str]]:
+        home = f"{self.path / HOME}/"
+        found: dict[str, set[str]] = {}
+        for uri in self.table.file_uris():
+            path = uri.removeprefix("file://")
+            if path.startswith(home):
+                name, _, file = path.removeprefix(home).partition("/")
+                found.setdefault(name, set()).add(file)
+        return {name: frozenset(files) for name, files in found.items()}
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the log's entries say of our commits; they are kept for `delta.logRetentionDuration`."""
+        with _explained():
+            yield from (str(entry[_NOTE]) for entry in self.table.history() if _NOTE in entry)
+
+    def objection(self, schema: Schema | None = None) -> str | None:
+        """Say why the table cannot be honoured: features, partitions, types."""
+        metadata, protocol = self.table.metadata(), self.table.protocol()
+        asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+        if problem := _cannot(metadata.configuration):
+            return problem
+        if unknown := sorted(asked - _FEATURES):
+            return (
+                f"the table has the feature {unknown[0]}, which cannot be honoured here; drop it or use another table"
+            )
+        if metadata.partition_columns != self.partition_by:
+            expected, found = self.partition_by or "none", metadata.partition_columns or "none"
+            return f"partition columns: expected {expected}, found {found} in the table"
+        for field in self._fields:
+            rules = [rule for rule in _COLUMN_RULES if rule in field["metadata"]]
+            if rules or not field["nullable"]:
+                rule = rules[0] if rules else "NOT NULL"
+                return (
+                    f"column {field['name']!r} has {rule}, which cannot be honoured here; drop it or use another table"
+                )
+        return self.misfit(schema or ())
+
+    def widen(self, schema: Schema) -> bool:
+        """Add the columns that the table lacks: an entry of its own, which adds no rows."""
+        from deltalake import Field
+
+        there = {name for name, _ in self.schema()}
+        new = [Field.from_json(json.dumps(_field(column))) for column in schema if column.name not in there]
+        if new:
+            with _explained():
+                self.table.alter.add_columns(new)
+        return bool(new)
+
+    def commit(self, change: Change) -> None:
+        """Write one entry of the log, at the marker that this handle has seen.
+
+        The library moves an entry behind those that came meanwhile, unless one of them has our marker. It would also do
+        so when one took away, or rewrote, the files that this one takes out: then only the very next entry will do.
+        """
+        from deltalake import CommitProperties, Transaction
+
+        remove = self._removals(change.remove) if change.remove else []
+        with _explained():
+            self.table.create_write_transaction(
+                [*remove, *self._additions(change.add)],
+                "append",
+                self.table.schema(),
+                self.partition_by,
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(change.app, change.seq)],
+                    custom_metadata={_NOTE: change.note},
+                    max_commit_retries=0 if remove else None,
+                ),
+            )
+
+    def _additions(self, manifest: Manifest) -> list[Any]:
+        from deltalake.transaction import AddAction
+
+        return [
+            AddAction(
+                f"{HOME}/{manifest.folder}/{file.path}",
+                file.size,
+                self._values(file.path),
+                file.mtime_ns // 1_000_000,
+                True,  # noqa: FBT003 - data_change
+                json.dumps({"numRecords": file.rows}),
+            )
+            for file in manifest.files
+        ]
+
+    def _removals(self, manifest: Manifest) -> list[Any]:
+        from deltalake.transaction import RemoveAction
+
+        now = int(time.time() * 1000)
+        return [
+            RemoveAction(f"{HOME}/{manifest.folder}/{file.path}", True, now, file.size, self._values(file.path))  # noqa: FBT003 - data_change
+            for file in manifest.files
+        ]
+
+    def _values(self, path: str) -> dict[str, str | None]:
+        return dict(zip(self.partition_by, partition_values(path, self.partition_by), strict=True))
+
+    def refresh(self) -> None:
+        """Read the entries since."""
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_fields", None)
+        with _explained():
+            self.table.update_incremental()
+
+    def make_durable(self) -> None:
+        """Make the log durable from its last checkpoint on: the library does not, nor may other writers."""
+        log = self.path / "_delta_log"
+        found = {name: path for name, path in disk.entries(log) if not name.startswith(".")}
+        last = max((name[:20] for name in found if ".checkpoint" in name), default="")
+        for name, path in found.items():
+            if name[:20] >= last:  # `_last_checkpoint`, too
+                try:
+                    disk.fsync_file(path)
+                except FileNotFoundError:
+                    continue  # cleaned up meanwhile: it is older than a checkpoint
+        disk.fsync_folder(log)
+        disk.fsync_folder(self.path)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Sort what the library raises by what a promoter should do about it."""
+    from deltalake.exceptions import (
+        CommitFailedError,
+        DeltaError,
+        DeltaProtocolError,
+        SchemaMismatchError,
+        TableNotFoundError,
+    )
+
+    try:
+        yield
+    except TableNotFoundError:
+        raise
+    except CommitFailedError as error:
+        raise Conflict(_line(error)) from error
+    except (DeltaProtocolError, SchemaMismatchError) as error:
+        raise Refused(_line(error)) from error
+    except (DeltaError, OSError) as error:
+        raise Trouble(_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _cannot(properties: Mapping[str, str]) -> str | None:
+    """Say which of a table's properties cannot be honoured."""
+    refused = {
+        "delta.enableDeletionVectors": "false",
+        "delta.columnMapping.mode": "none",
+        "delta.enableRowTracking": "false",
+    }
+    for name, value in properties.items():
+        # A marker that expires would let a late promoter in; constraints would have to be looked at row by row.
+        rule = name == "delta.setTransactionRetentionDuration" or name.startswith("delta.constraints.")
+        if rule or str(value).lower() != refused.get(name, str(value).lower()):
+            return f"property {name}={value} cannot be honoured here; drop it or use another table"
+    return None
+
+
+def _delta_schema(schema: Schema) -> Any:  # noqa: ANN401 - a schema of deltalake's
+    from deltalake import Schema as DeltaSchema
+
+    return DeltaSchema.from_json(json.dumps({"type": "struct", "fields": [_field(column) for column in schema]}))
+
+
+def _field(column: Column) -> dict[str, Any]:
+    return {"name": column.name, "type": _delta_type(types.parse(column.type)), "nullable": True, "metadata": {}}
+
+
+def _delta_type(kind: types.Kind) -> str | dict[str, Any]:
+    """Write a type as Delta's JSON has it."""
+    parts = dict(kind.parts)
+    match kind.name:
+        case "array":
+            return {"type": "array", "elementType": _delta_type(parts["element"]), "containsNull": True}
+        case "map":
+            key, value = _delta_type(parts["key"]), _delta_type(parts["value"])
+            return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+        case "struct":
+            fields = [
+                {"name": name, "type": _delta_type(part), "nullable": True, "metadata": {}} for name, part in kind.parts
+            ]
+            return {"type": "struct", "fields": fields}
+        case "decimal":
+            return f"decimal({','.join(map(str, kind.numbers))})"
+        case name:
+            return _NAMES.get(name, name)

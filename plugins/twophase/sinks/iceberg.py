@@ -1,0 +1,474 @@
+"""An Iceberg table: staged files become part of it by one commit to its catalog, which carries the marker.
+
+    <path>/metadata/…                                   the table's own, if it was made here
+    <path>.twophase/00000018.r1.a3.7c1e09ab/…           see `lake`; in no snapshot until it is promoted
+
+The marker is a property of the table, `twophase.<pipeline>.<folder>`: it is set in the very commit that adds the
+snapshot, and stays when snapshots expire. The files are beside the table's folder, where nobody looks for orphans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from twophase.core import connections
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ConfigError
+from twophase.core.manifest import Column, Manifest, Schema, StagedFile
+from twophase.core.settings import data_path
+from twophase.sinks import disk, types
+from twophase.sinks.lake import Lake
+from twophase.sinks.layout import side
+from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table as IcebergTable
+
+#: Where a snapshot says which revision it promoted.
+_NOTE = "twophase"
+#: Of a table made here: without these each commit would cost more than the one before.
+_PROPERTIES = {
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "20",
+    "write.metadata.delete-after-commit.enabled": "true",
+}
+#: On a loaded handle only: the library would move a stale commit behind others, and the same marker would land twice.
+_NO_RETRIES = {"commit.retry.num-retries": "0"}
+_MERGE = "commit.manifest-merge.enabled"
+_MAPPING = "schema.name-mapping.default"
+#: Properties that no declaration may have: they would be in the record for everybody to read.
+_SECRET = re.compile(r"secret|token|password|credential|access-key", re.IGNORECASE)
+_SQLITE = "sqlite:///"
+#: In a newer one rows have ids.
+_VERSIONS = ("1", "2")
+#: The name of an Iceberg type for each of Spark's; there is none for the smallest numbers.
+_NAMES = {
+    "boolean": "boolean", "int": "int", "bigint": "long", "float": "float", "double": "double", "string": "string",
+    "binary": "binary", "date": "date", "timestamp": "timestamptz", "timestamp_ntz": "timestamp",
+}  # fmt: skip
+_FROM = {iceberg: spark for spark, iceberg in _NAMES.items()}
+
+
+class Iceberg(Lake):
+    """An Iceberg table in any catalog, its files on a disk that all share; created at the first promotion."""
+
+    def __init__(  # noqa: PLR0913 - what a user may declare
+        self,
+        table: str,
+        *,
+        path: str,
+        catalog: str | Mapping[str, str],
+        partition_by: Iterable[str] = (),
+        options: Json | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Declare a table by its name, the folder of its files, and its catalog.
+
+        The catalog is a connection's id, or pyiceberg's own properties as far as they are no secrets, such as
+        `{"type": "sql", "uri": "sqlite:///lake/catalog.db"}`, with its `name` if that is not `default`. `options` go to
+        Spark's Parquet writer, `properties` to a table made here.
+        """
+        self.table = table
+        self.catalog = catalog if isinstance(catalog, str) else dict(catalog)
+        self.properties = {name: str(value) for name, value in (properties or {}).items()}
+        super().__init__(path, partition_by, options)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        if not re.fullmatch(r"\w+(\.\w+)+", self.table):
+            msg = f"{self._who}: expected namespace.table"
+            raise ConfigError(msg)
+        if set("#?%") & set(self.location()):
+            msg = f"{self._who}: path {self.location()!r}: it cannot have #, ? or % in it"
+            raise ConfigError(msg)
+        if (version := self.properties.get("format-version", "2")) not in _VERSIONS:
+            msg = f"{self._who}: {_newer(version)}"
+            raise ConfigError(msg)
+        if isinstance(self.catalog, str):
+            return
+        for name, value in self.catalog.items():
+            if _SECRET.search(name) or urlsplit(str(value)).password:
+                msg = f"{self._who}: catalog property {name!r} is a secret; give the catalog as a connection's id"
+                raise ConfigError(msg)
+        uri = self.catalog.get("uri", "")
+        if uri.startswith(_SQLITE):
+            self.catalog["uri"] = f"{_SQLITE}{data_path(uri.removeprefix(_SQLITE))}"
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {
+            "table": self.table,
+            "path": self.location(),
+            "catalog": self.catalog,
+            "partition_by": self.partition_by,
+            "options": self.options,
+            "properties": self.properties,
+        }
+
+    @property
+    def _who(self) -> str:
+        return f"sinks.Iceberg {self.table!r}"
+
+    @property
+    def _home(self) -> Path:
+        return side(Path(self.location()))
+
+    @property
+    def _in_folders(self) -> list[str]:
+        return []
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the table's folder, and the one beside it."""
+        return (self.location(), str(self._home))
+
+    def app(self, key: Key, handle: Json) -> str:
+        """Return the property that is the marker: two writes of a pipeline into one table have folders of their own."""
+        return f"twophase.{key.pipeline}.{Path(handle['home']).name.removesuffix('.twophase')}"
+
+    # --- the catalog -------------------------------------------------------------------------------------------------
+
+    def prepare(self, slot: str | None = None) -> None:
+        """Look whether the catalog answers, and whether the table, if there is one, can be honoured."""
+        try:
+            import pyiceberg  # noqa: F401 - is it there?
+        except ModuleNotFoundError as error:
+            msg = f"{self._who}: it needs pyiceberg; install twophase[iceberg]"
+            raise ConfigError(msg) from error
+        super().prepare(slot)
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        from pyiceberg.catalog import load_catalog
+
+        found = self._connected() if isinstance(self.catalog, str) else dict(self.catalog)
+        if str(found.get("uri", "")).startswith(_SQLITE):
+            Path(found["uri"].removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+        return load_catalog(found.pop("name", "default"), **found)
+
+    def _connected(self) -> dict[str, str]:
+        """Return the catalog's properties from its connection; only whoever promotes needs them."""
+        found = connections.connection(str(self.catalog))
+        if found is None:
+            variable = f"{connections.PREFIX}{str(self.catalog).upper()}"
+            msg = f"{self._who}: no connection {self.catalog!r}; set {variable}"
+            raise ConfigError(msg)
+        extra = {name: str(value) for name, value in found.extra.items()}
+        if found.conn_type == "postgres":
+            own = {name: extra.pop(name) for name in list(extra) if name in {"name", "warehouse"}}
+            return {"type": "sql", "uri": replace(found, extra=extra).url(), **own}
+        if found.conn_type == "iceberg":
+            credential = {"credential": f"{found.login}:{found.password}"} if found.login else {}
+            return {"type": "rest", "uri": found.host or "", **credential, **extra}
+        msg = f"{self._who}: connection {self.catalog!r}: expected type postgres or iceberg, found {found.conn_type!r}"
+        raise ConfigError(msg)
+
+    def _handle(self) -> dict[str, Any]:
+        return {"table": self.table, "home": str(self._home)}
+
+    def open(self, handle: Json) -> Table | None:
+        """Load the table of a handle as it is now."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        home = Path(handle["home"])
+        if not home.is_dir():
+            msg = f"folder {home} is not there; is it mounted?"
+            raise Trouble(msg)
+        try:
+            with _explained():
+                loaded = self._catalog.load_table(handle["table"])
+        except NoSuchTableError:
+            return None
+        loaded.metadata.properties.update(_NO_RETRIES)
+        return IcebergSnapshot(loaded, home, self.partition_by)
+
+    def create(self, handle: Json, schema: Schema) -> None:
+        """Create the table, empty; of several who try one does."""
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        with _explained():
+            self._catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            made = _iceberg_schema(schema)
+            try:
+                self._catalog.create_table(
+                    handle["table"],
+                    made,
+                    location=f"file://{handle['home'].removesuffix('.twophase')}",
+                    partition_spec=_spec(made, self.partition_by),
+                    properties={**_PROPERTIES, **self.properties},
+                )
+            except TableAlreadyExistsError as error:
+                raise Conflict(str(error)) from error
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    def _kind(self, kind: types.Kind) -> object:
+        return _iceberg_type(kind, count())
+
+    def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
+        """Let Spark make a folder of each value, and keep the value in the files: the table takes it from there."""
+        names = {name: f"_twophase_{name}" for name in self.partition_by}
+        return frame.withColumns({copy: frame[name] for name, copy in names.items()}), list(names.values())
+
+    def _arrange(self, folder: Path) -> None:
+        """Take the files out of those folders: a path of Iceberg's is a URL, and values may be anything."""
+        nested = sorted(path for path, _ in disk.walk(folder) if "/" in path)
+        for number, path in enumerate(nested):
+            name = path.rpartition("/")[2]
+            (folder / path).rename(folder / f"{name.removesuffix('.parquet')}-p{number:05d}.parquet")
+        if nested:
+            disk.prune(folder)
+
+
+class IcebergSnapshot(Table):
+    """An Iceberg table at one version of its metadata."""
+
+    def __init__(self, table: IcebergTable, home: Path, partition_by: list[str]) -> None:
+        """Wrap a loaded table; partitions are as declared."""
+        self.table = table
+        self.prefix = f"file://{home}/"
+        self.partition_by = partition_by
+
+    @property
+    def version(self) -> object:
+        """Return where the table's metadata is: each commit writes another file."""
+        return self.table.metadata_location
+
+    def marker(self, app: str) -> int | None:
+        """Return the number in the table's property; the rest of it says which revision that was."""
+        value = self.table.properties.get(app)
+        return None if value is None else int(value.partition(" ")[0])
+
+    def schema(self) -> Schema:
+        """Return the table's columns, with Spark's types."""
+        return tuple(Column(field.name, _simple(field.field_type)) for field in self.table.schema().fields)
+
+    def takes(self, file: StagedFile) -> bool:
+        """Leave out files without rows: they would have no value to be partitioned by."""
+        return file.rows > 0
+
+    @cached_property
+    def _files(self) -> dict[str, DataFile]:
+        """Return what of ours is in the current snapshot, by path."""
+        snapshot = self.table.current_snapshot()
+        found = {}
+        with _explained():
+            for manifest in snapshot.manifests(self.table.io) if snapshot else ():
+                for entry in manifest.fetch_manifest_entry(self.table.io, discard_deleted=True):
+                    if entry.data_file.file_path.startswith(self.prefix):
+                        found[entry.data_file.file_path.removeprefix(self.prefix)] = entry.data_file
+        return found
+
+    def standing(self) -> Mapping[str, frozenset[str]]:
+        """Return the attempts in the current snapshot."""
+        return self._attempts
+
+    @cached_property
+    def _attempts(self) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for path in self._files:
+            name, _, file = path.partition("/")
+            found.setdefault(name, set()).add(file)
+        return {name: frozenset(files) for name, files in found.items()}
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the marker and the snapshots say of our commits; snapshots expire, the marker does not."""
+        yield from (
+            value.partition(" ")[2] for name, value in self.table.properties.items() if name.startswith("twophase.")
+        )
+        for snapshot in reversed(self.table.snapshots()):
+            if snapshot.summary and (note := snapshot.summary.get(_NOTE)):
+                yield str(note)
+
+    def objection(self, schema: Schema | None = None) -> str | None:
+        """Say why the table cannot be honoured: its format's version, partitions, types."""
+        metadata = self.table.metadata
+        if str(metadata.format_version) not in _VERSIONS:
+            return _newer(str(metadata.format_version))
+        fields = {field.field_id: field for field in self.table.schema().fields}
+        found = []
+        for part in self.table.spec().fields:
+            name = fields[part.source_id].name if part.source_id in fields else "a nested column"
+            if str(part.transform) != "identity":
+                return f"partition {part.transform} of {name} cannot be honoured here; expected a column as it is"
+            found.append(name)
+        if found != self.partition_by:
+            return f"partition columns: expected {self.partition_by or 'none'}, found {found or 'none'} in the table"
+        for field in fields.values():
+            if field.required:
+                return f"column {field.name!r} is required, which cannot be honoured here; make it optional"
+        return self.misfit(schema or ())
+
+    def widen(self, schema: Schema) -> bool:
+        """Add the columns that the table lacks: a commit of its own, which adds no rows."""
+        there = {name for name, _ in self.schema()}
+        new = [column for column in schema if column.name not in there]
+        if new:
+            with _explained(), self.table.update_schema() as update:
+                for column in new:
+                    update.add_column(column.name, _iceberg_type(types.parse(column.type), count(1)))
+        return bool(new)
+
+    def commit(self, change: Change) -> None:
+        """Add one snapshot and set the marker; the catalog refuses unless the table is still at this handle's snapshot.
+
+        That also holds for an output without rows: a property alone would be set whatever others have done meanwhile.
+        """
+        with _explained():
+            transaction = self.table.transaction()
+            marked = {change.app: f"{change.seq} {change.note}"}
+            if transaction.table_metadata.name_mapping() is None:  # Spark's files have no ids of fields
+                marked[_MAPPING] = transaction.table_metadata.schema().name_mapping.model_dump_json()
+            transaction.set_properties(marked)
+            update = transaction.update_snapshot(snapshot_properties={_NOTE: change.note})
+            merges = self.table.properties.get(_MERGE, "false").lower() == "true"
+            append = update.merge_append if merges else update.fast_append
+            with update.overwrite() if change.remove else append() as producer:
+                for path in self._paths(change.remove) if change.remove else ():
+                    producer.delete_data_file(self._files[path])
+                for path in self._paths(change.add):
+                    producer.append_data_file(self._described(path, transaction.table_metadata))
+            transaction.commit_transaction()
+
+    def _paths(self, manifest: Manifest) -> list[str]:
+        return [f"{manifest.folder}/{file.path}" for file in manifest.files if self.takes(file)]
+
+    def _described(self, path: str, metadata: Any) -> DataFile:  # noqa: ANN401 - a transaction's own
+        from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+        try:
+            return parquet_file_to_data_file(self.table.io, metadata, f"{self.prefix}{path}")
+        except ValueError as error:  # two values of a partition column in one file, or a type that does not fit
+            raise Refused(str(error).partition("\n")[0]) from error
+
+    def refresh(self) -> None:
+        """Load the newest metadata."""
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_files", None)
+        with _explained():
+            self.table.refresh()
+
+    def make_durable(self) -> None:
+        """Make the metadata durable that the catalog points at, and what that points at: the library does not."""
+        snapshot = self.table.current_snapshot()
+        paths = [self.table.metadata_location]
+        with _explained():
+            if snapshot is not None:
+                paths += [snapshot.manifest_list]
+                paths += [manifest.manifest_path for manifest in snapshot.manifests(self.table.io)]
+            local = [Path(path.removeprefix("file://")) for path in paths if path.startswith(("file://", "/"))]
+            for path in local:
+                disk.fsync_file(path)
+            for folder in {path.parent for path in local}:
+                disk.fsync_folder(folder)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Sort what the library raises by what a promoter should do about it."""
+    from pyiceberg import exceptions
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except exceptions.CommitFailedException as error:
+        raise Conflict(_line(error)) from error
+    except (exceptions.ValidationError, exceptions.ValidationException) as error:
+        raise Refused(_line(error)) from error
+    except (exceptions.RESTError, exceptions.WaitingForLockException, SQLAlchemyError, OSError) as error:
+        raise Trouble(_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _newer(version: str) -> str:
+    return f"format-version {version} cannot be honoured here; expected {' or '.join(_VERSIONS)}"
+
+
+def _iceberg_schema(schema: Schema) -> Any:  # noqa: ANN401 - a schema of pyiceberg's
+    from pyiceberg.schema import Schema as IcebergSchema
+    from pyiceberg.types import NestedField
+
+    ids = count(1)
+    fields = [
+        NestedField(next(ids), column.name, _iceberg_type(types.parse(column.type), ids), required=False)
+        for column in schema
+    ]
+    return IcebergSchema(*fields)
+
+
+def _spec(schema: Any, partition_by: list[str]) -> Any:  # noqa: ANN401 - pyiceberg's
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.transforms import IdentityTransform
+
+    fields = [
+        PartitionField(
+            source_id=schema.find_field(name).field_id, field_id=1000 + number, transform=IdentityTransform(), name=name
+        )
+        for number, name in enumerate(partition_by)
+    ]
+    return PartitionSpec(*fields)
+
+
+def _iceberg_type(kind: types.Kind, ids: Iterator[int]) -> Any:  # noqa: ANN401 - a type of pyiceberg's
+    """Make a type of Iceberg's; the ids are only told apart, a catalog gives its own."""
+    from pyiceberg import types as iceberg
+
+    parts = dict(kind.parts)
+    match kind.name:
+        case "array":
+            return iceberg.ListType(next(ids), _iceberg_type(parts["element"], ids), element_required=False)
+        case "map":
+            key, value = next(ids), next(ids)
+            of = (_iceberg_type(parts["key"], ids), _iceberg_type(parts["value"], ids))
+            return iceberg.MapType(key, of[0], value, of[1], value_required=False)
+        case "struct":
+            fields = [
+                iceberg.NestedField(next(ids), name, _iceberg_type(part, ids), required=False)
+                for name, part in kind.parts
+            ]
+            return iceberg.StructType(*fields)
+        case "decimal":
+            return iceberg.DecimalType(*kind.numbers)
+        case name if name in _NAMES:
+            return _primitive(_NAMES[name])
+        case name:
+            msg = f"type {name}"
+            raise ValueError(msg)
+
+
+def _primitive(name: str) -> Any:  # noqa: ANN401 - a type of pyiceberg's
+    from pyiceberg import types as iceberg
+
+    return {
+        "boolean": iceberg.BooleanType, "int": iceberg.IntegerType, "long": iceberg.LongType,
+        "float": iceberg.FloatType, "double": iceberg.DoubleType, "string": iceberg.StringType,
+        "binary": iceberg.BinaryType, "date": iceberg.DateType, "timestamptz": iceberg.TimestamptzType,
+        "timestamp": iceberg.TimestampType,
+    }[name]()  # fmt: skip
+
+
+def _simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
+    """Write a type of Iceberg's as Spark's own short text."""
+    from pyiceberg import types as iceberg
+
+    if isinstance(kind, iceberg.ListType):
+        return f"array<{_simple(kind.element_type)}>"
+    if isinstance(kind, iceberg.MapType):
+        return f"map<{_simple(kind.key_type)},{_simple(kind.value_type)}>"
+    if isinstance(kind, iceberg.StructType):
+        return f"struct<{','.join(f'{field.name}:{_simple(field.field_type)}' for field in kind.fields)}>"
+    if isinstance(kind, iceberg.DecimalType):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _FROM.get(str(kind), str(kind))

@@ -1,0 +1,406 @@
+"""What Delta and Iceberg tables have in common: Parquet files that the table takes in where they were staged.
+
+    <home>/00000018.r1.a3.7c1e09ab/dt=2026-11-15/part-….parquet     staged, then in the table, until it is replaced
+    <home>/manifests/00000018.r1.a3.json                             the manifest, durable before the vote
+
+Nothing is moved or copied. What is in no commit of the table no reader sees; what a replacement took out stays readable
+by the record until its retention is over. The table's own clean-up never comes here, ours goes by the record (R11).
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.errors import ConfigError, ManifestMismatch, Retryable
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Column, Manifest, Schema
+from twophase.core.ports import Promotion
+from twophase.core.settings import data_path
+from twophase.sinks import adopting, disk, frames, manifests, paths, sealing, types
+from twophase.sinks.base import Attempt, Sink, Superseded
+from twophase.sinks.frames import Columns, Part
+from twophase.sinks.layout import ATTEMPT, Marker
+from twophase.sinks.relations import Relation
+from twophase.sinks.sealing import Written
+from twophase.sinks.tables import Place, Promoter, Table, Trouble, missing
+
+#: What the names of folders can say, and every reader reads alike.
+PARTITION_TYPES = frozenset({"string", "date", "boolean", "tinyint", "smallint", "int", "bigint"})
+#: The column that a read by the record adds.
+CHECKPOINT = "checkpoint"
+#: Spark would write times as INT96, which table formats do not have.
+_TIMES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+
+
+class Lake(Sink):
+    """A table with a log of its own. Subclasses open and create it, and say how Spark lays out the files."""
+
+    copies = False
+    ordered = True
+
+    def __init__(self, path: str, partition_by: Iterable[str], options: Json | None) -> None:
+        """Declare where the files are; `options` go to Spark's Parquet writer."""
+        self.path = str(path)
+        self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        self.options = dict(options or {})
+        self._seen: Table | None = None
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        if "://" in self.path:
+            msg = f"{self._who}: expected a folder on a local or shared disk, found a URL"
+            raise ConfigError(msg)
+        for name in self.partition_by:
+            if name.startswith(("_", ".")) or types.FORBIDDEN & set(name) or name == CHECKPOINT:
+                msg = f"{self._who}: partition_by {name!r}: a partition column cannot have this name"
+                raise ConfigError(msg)
+        if len(set(map(str.lower, self.partition_by))) != len(self.partition_by):
+            msg = f"{self._who}: partition_by {self.partition_by!r}: a column is named twice"
+            raise ConfigError(msg)
+
+    @property
+    @abstractmethod
+    def _who(self) -> str:
+        """Return how errors name this sink."""
+
+    @property
+    @abstractmethod
+    def _home(self) -> Path:
+        """Return the folder of staged output and manifests."""
+
+    @property
+    @abstractmethod
+    def _in_folders(self) -> list[str]:
+        """Return the columns that only the names of folders have, not the files."""
+
+    @abstractmethod
+    def app(self, key: Key, handle: Json) -> str:
+        """Return whose high-water mark it is: one per pipeline and write."""
+
+    @abstractmethod
+    def open(self, handle: Json) -> Table | None:
+        """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
+
+    @abstractmethod
+    def create(self, handle: Json, schema: Schema) -> None:
+        """Create it, empty; Conflict if another did."""
+
+    @abstractmethod
+    def _handle(self) -> dict[str, Any]:
+        """Return what of a handle finds the table again."""
+
+    @abstractmethod
+    def _kind(self, kind: types.Kind) -> object:
+        """Return a type as this format has it; ValueError names what it has not."""
+
+    def location(self) -> str:
+        """Return the table's folder."""
+        return str(data_path(self.path))
+
+    # --- prepare -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - a slot has no place of its own
+        """Create the folders, and look whether the table, if there is one, can be honoured."""
+        try:
+            for folder in (Path(self.location()), self._home, self._home / "manifests"):
+                if not folder.is_dir():
+                    folder.mkdir(parents=True, exist_ok=True)
+                    disk.fsync_folder(folder.parent)
+        except OSError as error:
+            msg = f"{self._who}: folder {error.filename} cannot be made: {error.strerror}"
+            raise ConfigError(msg) from error
+        if not all(os.access(folder, os.W_OK | os.X_OK) for folder in (self.location(), self._home)):
+            msg = f"{self._who}: folder {self.location()} or {self._home} is not writable"
+            raise ConfigError(msg)
+        table = self._opened()
+        if table is not None and (objection := table.objection()):
+            msg = f"{self._who}: {objection}"
+            raise ConfigError(msg)
+
+    def _opened(self) -> Table | None:
+        """Open the declared table for a look."""
+        try:
+            return self.open(self._handle())
+        except Trouble as error:
+            msg = f"{self._who}: {error}"
+            raise Retryable(msg) from error
+
+    def _current(self) -> Table | None:
+        """Return the table as it is now: what was listed of it before, if it has not changed since."""
+        table = self._opened()
+        if table is None or self._seen is None or self._seen.version != table.version:
+            self._seen = table
+        return self._seen
+
+    def _standing(self) -> Mapping[str, frozenset[str]]:
+        """Return what of ours is in the table now."""
+        table = self._current()
+        return table.standing() if table is not None else {}
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        key: Key,
+        attempt: int,
+        token: str,
+        *,
+        slot: str | None = None,  # noqa: ARG002 - likewise
+        older: Output | None = None,
+    ) -> Json:
+        """Name a staging folder; what was put into another table is not replaced in this one."""
+        place = {
+            **self._handle(),
+            "home": str(self._home),
+            "name": f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}",
+        }
+        if older is not None and older.handle["home"] == place["home"]:
+            place["replaces"] = str(Marker(older.key.revision, older.attempt, older.manifest["digest"]))
+        return place
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+        """Let Spark write the frame, then seal what it wrote."""
+        schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
+        self._check_schema(key, sink, schema)
+        place = Place(key, handle)
+        laid_out, columns = self._layout(frame)
+        writer = laid_out.write.format("parquet").options(**{**self.options, **sealing.writer_options(key, attempt)})
+        with _configured(frame.sparkSession, _TIMES):
+            writer.partitionBy(*columns).save(f"file://{place.staged}")
+        self._arrange(place.staged)
+        return self.seal(key, attempt, sink, handle, schema)
+
+    @abstractmethod
+    def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
+        """Return the frame as it is written, and the columns that Spark makes folders of."""
+
+    def _arrange(self, folder: Path) -> None:
+        """Put the files that Spark wrote where the table wants them."""
+
+    def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
+        """Refuse, before anything is written, what this format cannot have."""
+        which = f"checkpoint {key}: sink {sink!r}"
+        there = dict(schema)
+        for column in schema:
+            try:
+                if column.name.lower() == CHECKPOINT:
+                    msg = f"name {column.name!r}, which reads by the record give"
+                    raise ValueError(msg)  # noqa: TRY301 - said in the same words
+                types.check_name(column.name)
+                self._kind(types.parse(column.type))
+            except ValueError as error:
+                msg = f"{which}: column {column.name!r}: the table cannot have the {error}; rename, cast or drop it"
+                raise ConfigError(msg) from error
+        for name in self.partition_by:
+            if there.get(name) not in PARTITION_TYPES:
+                found = there.get(name, "no such column")
+                expected = ", ".join(sorted(PARTITION_TYPES))
+                msg = f"{which}: partition column {name!r}: expected one of {expected}, found {found}"
+                raise ConfigError(msg)
+        if len(there) == len(self.partition_by):
+            msg = f"{which}: every column is a partition column; expected at least one besides"
+            raise ConfigError(msg)
+
+    def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: Schema) -> Json:
+        """Make what lies in the staging folder durable, and describe it in a manifest."""
+        place = Place(key, handle)
+        summary = sealing.seal(place, Written(attempt, sink, schema, "parquet", self.options, place.name))
+        hit("stage.marked")
+        return summary
+
+    def staging_path(self, key: Key, handle: Json) -> str:
+        """Return the staging folder: the output path of a job that knows nothing of us."""
+        return str(Place(key, handle).staged)
+
+    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+        """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
+        place = Place(key, handle)
+        sealing.expect_output(place, sink)
+        if place.manifest(attempt).exists():  # sealed before by a task that died since
+            content = place.manifest(attempt).read_bytes()
+            found = Manifest.loads(content)
+            if found.folder == place.name:
+                return found.summary(disk.digest(content))
+        columns = adopting.schema(place.staged, adopting.describe(place.staged, "parquet", {}), "parquet")
+        known = {name for name, _ in columns}
+        table = self._opened()
+        kinds = dict(table.schema()) if table is not None else {}
+        given = [Column(name, kinds.get(name, "string")) for name in self._in_folders if name not in known]
+        schema = (*columns, *given)
+        self._check_schema(key, sink, schema)
+        return self.seal(key, attempt, sink, handle, schema)
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Compare the staged folder with its manifest before the vote, and see that the table can take it in."""
+        place = Place(key, handle)
+        found = manifests.load(place, _attempt_of(place), manifest["digest"])
+        if not place.staged.is_dir():
+            msg = f"checkpoint {key}: staged folder {place.staged} is gone; stage it again"
+            raise ManifestMismatch(msg)
+        manifests.check(place.staged, found)
+        table = self._opened()
+        if table is None:
+            return
+        problem = table.objection(found.schema)
+        older = place.older()
+        if problem is None and older is not None and (lost := missing(table, older)):
+            problem = f"file {lost[0]} of {older.key}, which it replaces, was rewritten or removed by another writer"
+        if problem:
+            msg = f"checkpoint {key}: {self._who}: {problem}"
+            raise ManifestMismatch(msg)
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it."""
+        return Promoter(self, key, handle, manifest).find()
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Let the table take the staged files in, in one commit that carries the marker."""
+        return Promoter(self, key, handle, manifest).promote()
+
+    def discard(self, key: Key, handle: Json) -> None:
+        """Remove what any attempt of a dead revision staged."""
+        for left in _attempts(Path(handle["home"])):
+            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+                self.remove(left)
+
+    # --- sweep -------------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> Iterator[Attempt]:
+        """List the folders of all attempts, in the table or not, and the manifests."""
+        yield from _attempts(self._home)
+
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those, unless it is in the table: then another record knows of it."""
+        path = Path(left.path)
+        if left.manifest:
+            try:
+                name = Manifest.loads(path.read_bytes()).folder
+            except FileNotFoundError:
+                return
+        else:
+            name = path.name
+        if name not in self._standing():
+            disk.remove(path, path.parents[1] if left.manifest else path.parent)
+
+    def superseded(self) -> Iterator[Superseded]:
+        """List what is in no table (any more): the record knows which of these a later revision took out."""
+        standing = self._standing()
+        for left in _attempts(self._home):
+            if not left.manifest and Path(left.path).name not in standing:
+                yield Superseded(left.checkpoint_id, left.revision, left.path)
+
+    def forget(self, old: Superseded) -> None:
+        """Remove one of those; the record said that its retention is over."""
+        if Path(old.path).name not in self._standing():
+            disk.remove(Path(old.path), self._home)
+
+    # --- verify, read ------------------------------------------------------------------------------------------------
+
+    def _manifest(self, output: Output) -> Manifest:
+        return manifests.load(Place(output.key, output.handle), output.attempt, output.manifest["digest"])
+
+    def _folder(self, output: Output) -> Path:
+        """Return where a decided revision lies: a restage may have been in vain, so the manifest says it."""
+        return Path(output.handle["home"]) / (self._manifest(output).folder or "")
+
+    def verify(self, output: Output) -> Iterator[str]:
+        """Compare a committed revision with the table: every file is in it, byte by byte what was staged."""
+        try:
+            found = self._manifest(output)
+        except ManifestMismatch as error:
+            yield str(error)
+            return
+        folder = self._folder(output)
+        yield from manifests.damages(folder, found)
+        table = self._current()
+        lost = missing(table, found) if table is not None else [file.path for file in found.files]
+        for path in lost:
+            yield f"{folder}/{path} is not in the table: another writer rewrote or removed it"
+
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
+        """Yield the attempts in the table that no committed checkpoint knows; what other writers put in is theirs."""
+        keys = {output.key[1:] for output in known}
+        found: dict[tuple[int, int], str] = {}
+        for name in sorted(self._standing()):
+            match = ATTEMPT.fullmatch(name)
+            key = (int(match[1]), int(match[2])) if match else (0, 0)
+            if key not in keys:
+                yield f"{self._home / name} is in the table, but no committed checkpoint's"
+            elif key in found:
+                yield f"{self._home / name} is in the table beside {found[key]}, another attempt of the same revision"
+            found[key] = name
+
+    def stands(self, output: Output) -> bool:
+        """Say whether a decided revision's files are there, in the table or kept after their replacement."""
+        try:
+            return self._folder(output).is_dir()
+        except ManifestMismatch:
+            return False
+
+    def files(self, output: Output) -> list[str]:
+        """List the files of a decided revision, from its manifest."""
+        folder = self._folder(output)
+        if not folder.is_dir():
+            msg = f"checkpoint {output.key}: its folder {folder} is gone"
+            raise ManifestMismatch(msg)
+        return [f"{folder}/{file.path}" for file in self._manifest(output).files]
+
+    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+        """Return what an attempt staged, for audits and comparisons."""
+        place = Place(key, handle)
+        return self._relation(Output(key, _attempt_of(place), handle, manifest), "staged")
+
+    def committed(self, output: Output) -> Relation:
+        """Return what a decided revision holds, for comparisons."""
+        return self._relation(output, "committed")
+
+    def _relation(self, output: Output, name: str) -> Relation:
+        schema = output.manifest["schema"]
+        return Relation(self.files(output), schema, partition_by=self._in_folders, name=name)
+
+    def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return a frame over decided revisions: the columns of the widest schema, and the checkpoint's number."""
+        parts = [
+            Part(self._folder(output), self.files(output), {CHECKPOINT: output.key.checkpoint_id}) for output in outputs
+        ]
+        # Only new columns may be added, so the widest schema fits every checkpoint.
+        schema = max((output.manifest["schema"] for output in outputs), key=len)
+        columns = Columns(paths.ddl(schema), {CHECKPOINT: "bigint"})
+        reader = spark.read.format("parquet")
+        return frames.attempts(spark, reader, parts, columns, partitioned=bool(self._in_folders))
+
+
+def _attempt_of(place: Place) -> int:
+    match = ATTEMPT.fullmatch(place.name)
+    return int(match[3]) if match else 0
+
+
+def _attempts(home: Path) -> Iterator[Attempt]:
+    for folder in (home, home / "manifests"):
+        for name, path in disk.entries(folder):
+            if match := ATTEMPT.fullmatch(name):
+                yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=folder != home)
+
+
+@contextmanager
+def _configured(spark: Any, settings: Mapping[str, str]) -> Iterator[None]:  # noqa: ANN401 - a SparkSession
+    """Give Spark some settings for a while."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)

@@ -1,0 +1,317 @@
+"""How staged Parquet files get into a table that keeps a log of its own: one commit, which carries the marker.
+
+The files stay where they were staged; the table's log, or its catalog, takes them in. The marker is a high-water mark,
+the `commit_seq` of the last promotion: so promotions follow each other (R12), and whoever commits does it on the very
+handle on which the marker was read. When another writer was faster, all of it starts over from a fresh handle.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ManifestMismatch
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Column, Manifest, Schema, StagedFile
+from twophase.core.ports import Outcome, Promotion
+from twophase.sinks import disk, manifests
+from twophase.sinks.layout import ATTEMPT, Marker
+
+#: How often a promoter starts over when other writers get in its way, before it leaves the work to whoever comes next.
+TRIES = 20
+
+
+class Conflict(Exception):
+    """Another writer was faster: nothing was changed, look again."""
+
+
+class Trouble(Exception):
+    """The table did not answer, or not well: only the marker tells what happened."""
+
+
+class Refused(Exception):
+    """The table cannot take this in, for a reason that only a person can mend."""
+
+
+class Change(NamedTuple):
+    """What one commit does to a table."""
+
+    app: str
+    seq: int
+    add: Manifest
+    remove: Manifest | None
+    #: What the table's history says of it.
+    note: str
+
+
+class Table(ABC):
+    """A table as one handle sees it: what is read here and what is committed here belong together."""
+
+    @property
+    @abstractmethod
+    def version(self) -> object:
+        """Return what changes whenever the table does."""
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """Return the table's columns, with Spark's types."""
+
+    @abstractmethod
+    def marker(self, app: str) -> int | None:
+        """Return the high-water mark of a pipeline; None: it has none yet."""
+
+    @abstractmethod
+    def standing(self) -> Mapping[str, frozenset[str]]:
+        """Return what of ours is in the table: the folders of attempts, and which files of each. Listed once."""
+
+    @abstractmethod
+    def notes(self) -> Iterator[str]:
+        """Yield what the table's history says of our commits, the newest first, as far as it is kept."""
+
+    @abstractmethod
+    def objection(self, schema: Schema | None = None) -> str | None:
+        """Say why this table, or this schema in it, cannot be honoured; None: it can."""
+
+    def misfit(self, schema: Schema) -> str | None:
+        """Say which column the table has otherwise."""
+        there = {column.name.lower(): column for column in self.schema()}
+        for column in schema:
+            found = there.get(column.name.lower(), column)
+            if found != column:
+                return (
+                    f"column {column.name!r}: expected {found.name} {found.type} as in the table, found {column.name}"
+                    f" {column.type}; cast it"
+                )
+        return None
+
+    def takes(self, file: StagedFile) -> bool:  # noqa: ARG002 - most take all
+        """Say whether a staged file becomes part of the table."""
+        return True
+
+    @abstractmethod
+    def widen(self, schema: Schema) -> bool:
+        """Add the columns that the table lacks, without rows; True: it did, and this handle is old."""
+
+    @abstractmethod
+    def commit(self, change: Change) -> None:
+        """Do it all in one step, unless the marker has moved since this handle was opened: Conflict."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Look at the table as it is now."""
+
+    @abstractmethod
+    def make_durable(self) -> None:
+        """Make durable what this handle has seen."""
+
+
+class Opener(Protocol):
+    """Who opens tables."""
+
+    def app(self, key: Key, handle: Json) -> str:
+        """Return whose high-water mark it is: one per pipeline and write."""
+        ...
+
+    def open(self, handle: Json) -> Table | None:
+        """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
+        ...
+
+    def create(self, handle: Json, schema: Schema) -> None:
+        """Create it, empty; Conflict if another did."""
+        ...
+
+
+class Place:
+    """Where one attempt's output is: it stays there when the table takes it in."""
+
+    def __init__(self, key: Key, handle: Json) -> None:
+        """Derive every path from what the record keeps."""
+        self.key = key
+        self.side = Path(handle["home"])
+        self.name: str = handle["name"]
+        self.staged = self.side / self.name
+        #: Digests that were voted for before a restage: what they stand for may still turn up (R10).
+        self.earlier: list[str] = handle.get("earlier", [])
+        #: The marker of the committed revision that this one takes the place of.
+        self.replaces: Marker | None = Marker.parse(handle.get("replaces") or "")
+
+    def manifest(self, attempt: int) -> Path:
+        """Return where an attempt's manifest is."""
+        return self.side / "manifests" / f"{self.key.checkpoint_id:08d}.r{self.key.revision}.a{attempt}.json"
+
+    def older(self) -> Manifest | None:
+        """Return the manifest of what this one takes the place of."""
+        if self.replaces is None:
+            return None
+        key = self.key._replace(revision=self.replaces.revision)
+        place = Place(key, {"home": str(self.side), "name": ""})
+        return manifests.load(place, self.replaces.attempt, self.replaces.digest)
+
+
+def schema_of(summary: Json) -> Schema:
+    """Return the columns in a manifest's summary."""
+    return tuple(Column(*column) for column in summary["schema"])
+
+
+def note_of(key: Key, attempt: int, digest: str) -> str:
+    """Return what the table's history says of a promotion."""
+    return f"{key} a{attempt} {digest}"
+
+
+class Promoter:
+    """Promotes what one attempt staged, or says where it stands."""
+
+    def __init__(self, opener: Opener, key: Key, handle: Json, manifest: Json) -> None:
+        """Start from what the record keeps of the participant."""
+        self.opener = opener
+        self.key = key
+        self.handle = handle
+        self.manifest = manifest
+        self.place = Place(key, handle)
+        match = ATTEMPT.fullmatch(self.place.name)
+        self.attempt = int(match[3]) if match else 0
+        self.seq: int = handle["commit_seq"]
+        self.app = opener.app(key, handle)
+
+    # --- where it stands ---------------------------------------------------------------------------------------------
+
+    def find(self) -> Promotion:
+        """Say where the output stands without changing it."""
+        try:
+            if promoted := self._promoted():
+                return promoted
+            try:
+                self._staged()
+            except ManifestMismatch as error:  # the marker is read again: it may have been promoted, and swept, since
+                return self._promoted() or Promotion(Outcome.FAILED, str(error))
+        except Trouble as error:
+            return Promotion(Outcome.RETRY_LATER, str(error))
+        return Promotion(Outcome.RETRY_LATER, f"staged at {self.place.staged}")
+
+    def _staged(self) -> Manifest:
+        """Return the manifest of what is staged, if all of it is there."""
+        found = manifests.load(self.place, self.attempt, self.manifest["digest"])
+        if not self.place.staged.is_dir():
+            msg = f"staged output {self.place.staged} is gone"
+            raise ManifestMismatch(msg)
+        manifests.check(self.place.staged, found)
+        return found
+
+    def _promoted(self, table: Table | None = None) -> Promotion | None:
+        """Read the marker back; None: it has not come this far."""
+        table = table or self.opener.open(self.handle)
+        if table is None or (table.marker(self.app) or 0) < self.seq:
+            return None
+        table.make_durable()  # whoever counts a marker: its promoter may have died before it came to that (R2)
+        hit("promote.durable")
+        return self._evidence(table)
+
+    def _evidence(self, table: Table) -> Promotion:
+        """Say which attempt it was, or that the mark is another record's: a mark alone does not say whose rows came."""
+        mine = self._folders(table)
+        if self.place.name in mine:
+            return Promotion(Outcome.ALREADY_PROMOTED, attempt=self.attempt)
+        for revision, attempt in mine.values():
+            if revision == self.key.revision and (summary := self._earlier(attempt)):
+                return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=summary)
+        if any(revision > self.key.revision for revision, _ in mine.values()):
+            return Promotion(Outcome.ALREADY_PROMOTED)  # replaced since
+        digests = {self.manifest["digest"], *self.place.earlier}
+        prefix = f"{self.key} a"
+        if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
+            return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, or another writer rewrote its files since
+        reason = (
+            f"the table's marker {self.app} is at {table.marker(self.app)}, expected below {self.seq}, and"
+            " the table knows nothing of this revision: the record is older than the table, or another record's"
+            " pipeline of this name wrote here; restore the newer record or write to another table"
+        )
+        return Promotion(Outcome.FAILED, reason)
+
+    def _folders(self, table: Table) -> dict[str, tuple[int, int]]:
+        """Return the folders of this checkpoint that are in the table, with their revision and attempt."""
+        matches = [match for name in table.standing() if (match := ATTEMPT.fullmatch(name))]
+        return {m[0]: (int(m[2]), int(m[3])) for m in matches if int(m[1]) == self.key.checkpoint_id}
+
+    def _earlier(self, attempt: int) -> Json | None:
+        """Return the summary of an attempt that was voted for before a restage; None: it was not."""
+        try:
+            content = self.place.manifest(attempt).read_bytes()
+        except FileNotFoundError:
+            return None
+        digest = disk.digest(content)
+        return Manifest.loads(content).summary(digest) if digest in self.place.earlier else None
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def promote(self) -> Promotion:
+        """Read the marker, check what is staged, commit; start over whenever another writer was faster."""
+        faster = ""
+        for _ in range(TRIES):
+            try:
+                table = self._table()
+                if promoted := self._promoted(table):
+                    return promoted
+                change = self._change(table)
+                if table.widen(change.add.schema):
+                    hit("table.widened")
+                    continue
+                hit("promote.checked")
+                table.commit(change)
+                hit("promote.visible")
+                return self._read_back(table)
+            except Conflict as conflict:
+                faster = f": {conflict}"
+            except (ManifestMismatch, Refused) as error:
+                return self._despite(error, Outcome.FAILED)
+            except Trouble as error:
+                return self._despite(error, Outcome.RETRY_LATER)
+        return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
+
+    def _read_back(self, table: Table) -> Promotion:
+        """Read back the marker that this very commit has set."""
+        table.refresh()
+        if (table.marker(self.app) or 0) < self.seq:
+            return Promotion(Outcome.UNKNOWN)
+        table.make_durable()
+        hit("promote.durable")
+        return Promotion(Outcome.PROMOTED, attempt=self.attempt)
+
+    def _table(self) -> Table:
+        """Open the table; create it empty where there is none, for one with rows could come to be twice."""
+        table = self.opener.open(self.handle)
+        if table is not None:
+            return table
+        self.opener.create(self.handle, schema_of(self.manifest))
+        hit("table.created")
+        msg = "the table has just been created"
+        raise Conflict(msg)
+
+    def _change(self, table: Table) -> Change:
+        """Return what is to be done to a table, if it can be."""
+        if objection := table.objection(schema_of(self.manifest)):
+            raise Refused(objection)
+        older = self.place.older()
+        if older is not None and (lost := missing(table, older)):
+            msg = (
+                f"checkpoint {older.key} cannot be replaced: its file {lost[0]} and {len(lost) - 1} more are not in the"
+                " table any more, another writer rewrote or removed them; put it back, for instance by a restore"
+            )
+            raise Refused(msg)
+        note = note_of(self.key, self.attempt, self.manifest["digest"])
+        return Change(self.app, self.seq, self._staged(), older, note)
+
+    def _despite(self, error: Exception, outcome: Outcome) -> Promotion:
+        """Read the marker again before saying that something went wrong: it may be there all the same."""
+        try:
+            return self._promoted() or Promotion(outcome, str(error))
+        except Trouble:
+            return Promotion(Outcome.RETRY_LATER, str(error))
+
+
+def missing(table: Table, manifest: Manifest) -> list[str]:
+    """Return the files of a manifest that are not in the table."""
+    there = table.standing().get(manifest.folder or "", frozenset())
+    return [file.path for file in manifest.files if table.takes(file) and file.path not in there]

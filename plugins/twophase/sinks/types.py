@@ -1,0 +1,63 @@
+"""Spark's types as trees: what a manifest says of a column, for formats that have types of their own."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+#: Types that are made of nothing.
+PLAIN = frozenset({
+    *("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary"),
+    *("date", "timestamp", "timestamp_ntz"),
+})  # fmt: skip
+#: What a name cannot have: table formats refuse the first ones, and the last ones are the text's own.
+FORBIDDEN = frozenset(" ,;{}()\n\t=:<>")
+
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+
+
+class Kind(NamedTuple):
+    """A type: its name, the numbers of a decimal, and what it is made of, each part with its name."""
+
+    name: str
+    numbers: tuple[int, ...] = ()
+    parts: tuple[tuple[str, Kind], ...] = ()
+
+
+def parse(text: str) -> Kind:
+    """Read a type as Spark writes it; ValueError names what no table format has."""
+    if text in PLAIN:
+        return Kind(text)
+    if match := _DECIMAL.fullmatch(text):
+        return Kind("decimal", (int(match[1]), int(match[2])))
+    head, _, rest = text.partition("<")
+    inner = split(rest[:-1]) if rest.endswith(">") else []
+    if head == "array" and len(inner) == 1:
+        return Kind("array", parts=(("element", parse(inner[0])),))
+    if head == "map" and len(inner) == 2:  # noqa: PLR2004 - a key and a value
+        return Kind("map", parts=(("key", parse(inner[0])), ("value", parse(inner[1]))))
+    if head == "struct" and inner:
+        fields = [field.partition(":") for field in inner]
+        return Kind("struct", parts=tuple((check_name(name), parse(kind)) for name, _, kind in fields))
+    msg = f"type {text}"
+    raise ValueError(msg)
+
+
+def check_name(name: str) -> str:
+    """Return a column's name; ValueError if table formats, or the text of a type, cannot have it."""
+    if not name or FORBIDDEN & set(name):
+        msg = f"name {name!r}"
+        raise ValueError(msg)
+    return name
+
+
+def split(text: str) -> list[str]:
+    """Split at the commas that are in no brackets."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found

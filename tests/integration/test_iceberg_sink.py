@@ -1,0 +1,245 @@
+"""The Iceberg sink: staged beside the table, in no snapshot; promoted by one commit to the catalog with its marker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, Transaction
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.types import DateType, LongType, NestedField, StringType, TimestampType
+
+from factories import Row, counted, write_attempt
+from lake_cases import rows, stage
+from lake_promises import DAYS, Promises
+from twophase.core.checkpoint import Key
+from twophase.core.errors import ConfigError
+from twophase.core.ports import Outcome
+from twophase.sinks import Iceberg
+from twophase.sinks.lake import Lake
+
+CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
+
+
+def table(sink: Lake) -> Table:
+    """Load the table as somebody else does, with a catalog of one's own."""
+    assert isinstance(sink, Iceberg)
+    assert isinstance(sink.catalog, dict)
+    return SqlCatalog("default", **sink.catalog).load_table(sink.table)
+
+
+class IcebergFormat:
+    """Iceberg in a catalog in SQLite, read by pyiceberg."""
+
+    def make(self, path: str, **options: Any) -> Iceberg:
+        return Iceberg(f"db.{Path(path).name}", path=path, catalog=CATALOG, **options)
+
+    def content(self, sink: Lake) -> list[Row]:
+        found: list[Row] = table(sink).scan().to_arrow().to_pylist()
+        return found
+
+    def commits(self, sink: Lake) -> object:
+        return table(sink).metadata_location
+
+    def marker(self, sink: Lake) -> int | None:
+        value = table(sink).properties.get("twophase.words.words")
+        return int(value.split()[0]) if value else None
+
+    def append(self, sink: Lake, row: Row) -> None:
+        table(sink).append(pa.Table.from_pylist([row]))
+
+    def rewrite(self, sink: Lake) -> None:
+        found = table(sink)
+        found.overwrite(found.scan().to_arrow())
+
+    def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
+        commit = Transaction.commit_transaction
+
+        def wrapped(transaction: Transaction) -> Table:
+            ours = any(getattr(update, "updates", {}).get("twophase.words.words") for update in transaction._updates)
+            if ours:
+                around(lambda: commit(transaction))
+                return transaction._table
+            return commit(transaction)
+
+        monkeypatch.setattr(Transaction, "commit_transaction", wrapped)
+
+
+FORM = IcebergFormat()
+
+
+class TestIceberg(Promises):
+    @pytest.fixture
+    def form(self) -> IcebergFormat:
+        return FORM
+
+
+@pytest.fixture
+def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iceberg:
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    made = FORM.make("lake/words")
+    made.prepare()
+    return made
+
+
+def catalog(sink: Iceberg) -> SqlCatalog:
+    assert isinstance(sink.catalog, dict)
+    found = SqlCatalog("default", **sink.catalog)
+    found.create_namespace_if_not_exists("db")
+    return found
+
+
+def test_staged_output_is_beside_the_tables_folder_where_nobody_looks_for_orphans(sink: Iceberg) -> None:
+    assert not stage(sink).folder.is_relative_to(sink.location())
+
+
+def test_polars_reads_the_table(sink: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    stage(sink, 1).promote()
+
+    assert counted(pl.scan_iceberg(table(sink)).collect().to_dicts()) == counted(rows(1))
+
+
+def test_the_marker_and_the_data_are_in_one_commit(sink: Iceberg) -> None:
+    stage(sink, 1).promote()
+    before = len(table(sink).metadata.metadata_log)
+
+    stage(sink, 2).promote()
+
+    after = table(sink)
+    assert len(after.metadata.metadata_log) == before + 1
+    assert after.properties["twophase.words.words"].startswith("2 words/2 r1 a1 ")
+    assert "commit.retry.num-retries" not in after.properties
+
+
+def test_two_tables_of_one_pipeline_have_markers_of_their_own(sink: Iceberg) -> None:
+    other = Iceberg("db.words", path="lake/more", catalog=CATALOG)
+    other.prepare()
+    stage(sink, 1).promote()
+
+    assert stage(other, 1).promote().outcome is Outcome.PROMOTED
+    assert len(FORM.content(sink)) == 8
+
+
+def test_expired_snapshots_take_neither_the_marker_nor_what_was_replaced(sink: Iceberg) -> None:
+    old = stage(sink, 1)
+    old.promote()
+    new = stage(sink, 1, 2, rows(1, 3, revision=2), revision=2, older=old)
+    new.promote()
+    empty = stage(sink, 2, 3, [])
+    empty.promote()
+    staged = stage(sink, 3, 4)
+    found = table(sink)
+    found.maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
+
+    assert len(table(sink).snapshots()) == 1
+    assert FORM.marker(sink) == 3
+    assert [one.promote().outcome for one in (old, new, empty)] == [Outcome.ALREADY_PROMOTED] * 3
+    assert sink.stands(old.output)
+    assert staged.promote().outcome is Outcome.PROMOTED
+    assert counted(FORM.content(sink)) == counted([*rows(1, 3, revision=2), *rows(3)])
+
+
+def test_two_values_of_a_partition_column_in_one_file_are_refused(sink: Iceberg) -> None:
+    parts = FORM.make("lake/parts", partition_by=["word"])
+    parts.prepare()
+    key = Key("words", 1, 1)
+    handle = {**parts.place(key, 1, "7c1e"), "commit_seq": 1}
+    plain = FORM.make("lake/plain")
+    write_attempt(plain, Path(parts.staging_path(key, handle)), rows(1), DAYS[:3], "part", 1)
+
+    refused = parts.promote(key, handle, parts.inspect(key, 1, "lake", handle))
+
+    assert refused.outcome is Outcome.FAILED
+    assert "more than one partition values" in (refused.reason or "")
+
+
+# --- declaration -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"table": "words"}, "expected namespace.table"),
+        ({"path": "lake/50%"}, "cannot have #, . or % in it"),
+        ({"path": "s3://bucket/t"}, "found a URL"),
+        ({"properties": {"format-version": "3"}}, "format-version 3 cannot be honoured"),
+        ({"catalog": {"type": "rest", "token": "canary"}}, "'token' is a secret"),
+        ({"catalog": {"type": "sql", "uri": "postgresql://me:canary@host/db"}}, "'uri' is a secret"),
+    ],
+)
+def test_what_cannot_be_honoured_or_kept_secret_is_refused_when_declared(
+    sink: Iceberg, arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        Iceberg(**{"table": "db.t", "path": "t", "catalog": CATALOG, **arguments})
+    assert "canary" not in str(refused.value)
+
+
+def test_a_declaration_builds_an_equal_sink(sink: Iceberg) -> None:
+    made = FORM.make("t", partition_by="day", options={"compression": "zstd"}, properties={"owner": "me"})
+
+    assert Iceberg.load(made.declaration()).declaration() == made.declaration()
+
+
+@pytest.mark.parametrize(
+    ("partition", "schema", "says"),
+    [
+        (BucketTransform(4), LongType(), r"partition bucket\[4\] of x cannot be honoured"),
+        (DayTransform(), TimestampType(), "partition day of x cannot be honoured"),
+        (IdentityTransform(), StringType(), r"partition columns: expected none, found \['x'\]"),
+    ],
+)
+def test_a_table_with_other_partitions_is_refused(sink: Iceberg, partition: Any, schema: Any, says: str) -> None:
+    fields = Schema(NestedField(1, "x", schema, required=False))
+    spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=partition, name="p"))
+    catalog(sink).create_table("db.other", fields, location=f"file://{sink.location()}-other", partition_spec=spec)
+
+    with pytest.raises(ConfigError, match=says):
+        Iceberg("db.other", path="lake/other", catalog=CATALOG).prepare()
+
+
+def test_a_required_column_is_refused(sink: Iceberg) -> None:
+    fields = Schema(NestedField(1, "x", DateType(), required=True))
+    catalog(sink).create_table("db.strict", fields, location=f"file://{sink.location()}-strict")
+
+    with pytest.raises(ConfigError, match="column 'x' is required"):
+        Iceberg("db.strict", path="lake/strict", catalog=CATALOG).prepare()
+
+
+def test_a_catalog_in_postgres_comes_from_a_connection_that_only_promoters_see(
+    sink: Iceberg, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = dsn.replace("postgresql+psycopg2://", "postgres://")
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_CATALOG", address)
+    made = Iceberg("db.words", path="lake/words", catalog="lake_catalog")
+    made.prepare()
+
+    first = stage(made, 1)
+    assert first.promote().outcome is Outcome.PROMOTED
+    assert first.promote().outcome is Outcome.ALREADY_PROMOTED
+
+    kept = f"{made.declaration()} {first.handle} {first.output.manifest}"
+    assert "lake_catalog" in kept
+    assert address.partition("://")[2] not in kept
+    assert made.connections() == ()
+
+
+def test_a_catalog_whose_connection_is_missing_or_of_another_kind_is_an_error_in_words(
+    sink: Iceberg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Iceberg("db.words", path="lake/words", catalog="lake_catalog")
+    with pytest.raises(ConfigError, match="set AIRFLOW_CONN_LAKE_CATALOG"):
+        made.prepare()
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_CATALOG", "mysql://me:canary@host/db")
+    with pytest.raises(ConfigError, match="expected type postgres or iceberg, found 'mysql'") as refused:
+        made.prepare()
+    assert "canary" not in str(refused.value)
