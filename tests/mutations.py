@@ -226,7 +226,7 @@ MUTATIONS = (
         (
             core(
                 "decide_commit",
-                ("if committed is None or committed.revision == 0:", "if True:"),
+                ("if replaces is None:", "if True:"),
             ),
         ),
         PLAIN,

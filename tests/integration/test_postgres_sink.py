@@ -369,5 +369,28 @@ def test_a_checkpoint_that_cannot_be_taken_back_is_not_run_again(home: Any, targ
         assert runner.coordinator.replace(Run(None, "again"), 2).revision == 2
 
 
+def test_a_replacement_that_was_overtaken_is_not_committed(home: Any, target: Any) -> None:
+    from factories import PreStaged
+    from twophase.core.checkpoint import Run
+    from twophase.core.errors import IllegalTransition
+    from twophase.running import Runner
+
+    pipeline = words(sinks.Postgres("words", conn_id="dwh", create=True, mode="replace"))
+    land_words(start=1)
+    with Runner(pipeline, PreStaged(schema=SCHEMA, change=lambda rows, _: [_two(row) for row in rows])) as runner:
+        assert runner.run()
+        again = runner.coordinator.attempt(runner.coordinator.replace(Run(None, "again"), 1))
+        runner._stage_and_vote(again)
+        land_words(start=2)
+        assert runner.run()
+        before = rows(target)
+
+        with pytest.raises(IllegalTransition, match="cannot be committed any more: sink 'dwh': a later checkpoint"):
+            runner.coordinator.commit(again)
+
+        assert rows(target) == before
+        assert runner.coordinator.abort(again, "overtaken").state == "ABORTED"
+
+
 def _two(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "word": row["word"]}

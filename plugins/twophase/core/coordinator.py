@@ -201,6 +201,8 @@ class Coordinator:
     def decide_commit(self, revision: Revision, why: str = "the commit point") -> None:
         """Pass the commit point in one transaction: votes checked, commit_seq taken, positions moved."""
         hit("commit.before")
+        # Before the lock is taken, for a sink may have to look; only a replacement has an older revision.
+        overtaken = self.objection(latest=False) if revision.revision > 1 else None
 
         def step(tx: Transaction) -> None:
             tx.lock(self.pipeline)
@@ -211,6 +213,11 @@ class Coordinator:
             if not participants or any(not p.vote or p.attempt != revision.epoch for p in participants):  # R7
                 raise Fenced(_fenced("commit", revision, held))
             self._check_pending(tx, held)
+            committed = tx.committed_revision(self.pipeline, revision.checkpoint_id)
+            replaces = committed if committed is not None and committed.revision > 0 else None
+            if overtaken and replaces is not None and not tx.is_latest(replaces):
+                msg = f"checkpoint {revision.key}: it cannot be committed any more: {overtaken}; abort it"
+                raise IllegalTransition(msg)
             sinks = [p for p in participants if p.kind == "sink"]
             rows = sum(int(p.manifest.get("rows", 0)) for p in sinks)
             size = sum(int(p.manifest.get("bytes", 0)) for p in sinks)
@@ -224,13 +231,19 @@ class Coordinator:
                 bytes=size,
                 lease=self.lease,
             )
-            committed = tx.committed_revision(self.pipeline, revision.checkpoint_id)
-            if committed is None or committed.revision == 0:  # what was there before us has read nothing
+            if replaces is None:  # what was there before us has read nothing
                 self._advance(tx, revision.key)
             hit("commit.inside")
 
         self.transact(step)
         hit("commit.after")
+
+    def objection(self, *, latest: bool) -> str | None:
+        """Say which sink could not take a committed checkpoint back, and why; None: all can."""
+        for name, sink in self.sinks.items():
+            if why := sink.objection(latest=latest):
+                return f"sink {name!r}: {why}"
+        return None
 
     def _check_pending(self, tx: Transaction, revision: Revision) -> None:
         """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""

@@ -69,7 +69,8 @@ class Taking:
         ended = self._ended(transact(lambda tx: tx.live_revision(self.pipeline, checkpoint_id)))
         sources = self.coordinator.sources.items()
         found = {name: source.discover(slot) for name, source in sources if source.per_revision}
-        taken = transact(lambda tx: self._replace(tx, checkpoint_id, campaign, ended, found))
+        objections = {latest: self.coordinator.objection(latest=latest) for latest in (True, False)}
+        taken = transact(lambda tx: self._replace(tx, checkpoint_id, campaign, ended, found, objections))
         hit("begin.after")
         return taken
 
@@ -101,8 +102,14 @@ class Taking:
             return self.replace(taken.checkpoint_id, None)
         return taken
 
-    def _replace(
-        self, tx: Transaction, checkpoint_id: int, campaign: str | None, ended: Run | None, found: Found
+    def _replace(  # noqa: PLR0913, PLR0917 - what was found before the lock was taken
+        self,
+        tx: Transaction,
+        checkpoint_id: int,
+        campaign: str | None,
+        ended: Run | None,
+        found: Found,
+        objections: Mapping[bool, str | None],
     ) -> Revision:
         tx.lock(self.pipeline)
         if campaign and (done := tx.decided_in(self.pipeline, checkpoint_id, campaign)):
@@ -116,17 +123,15 @@ class Taking:
         if tx.committed_revision(self.pipeline, checkpoint_id) is None:
             msg = f"checkpoint {self.pipeline}/{checkpoint_id}: nothing of it is committed, so nothing can be replaced"
             raise ConfigError(msg)
-        self._check_replaceable(tx, checkpoint_id)
+        self._check_replaceable(tx, checkpoint_id, objections)
         return self._next_revision(tx, checkpoint_id, found)
 
-    def _check_replaceable(self, tx: Transaction, checkpoint_id: int) -> None:
+    def _check_replaceable(self, tx: Transaction, checkpoint_id: int, objections: Mapping[bool, str | None]) -> None:
         """Refuse to run a checkpoint again whose output a sink could not take back."""
         committed = tx.committed_revision(self.pipeline, checkpoint_id)
-        latest = committed is not None and tx.is_latest(committed)
-        for name, sink in self.coordinator.sinks.items():
-            if objection := sink.objection(latest=latest):
-                msg = f"checkpoint {self.pipeline}/{checkpoint_id}: it cannot be run again: sink {name!r}: {objection}"
-                raise ConfigError(msg)
+        if any(objections.values()) and (why := objections[committed is not None and tx.is_latest(committed)]):
+            msg = f"checkpoint {self.pipeline}/{checkpoint_id}: it cannot be run again: {why}"
+            raise ConfigError(msg)
 
     def _ended(self, left: Revision | None) -> Run | None:
         """Return the run that left a revision undecided, if that run is over."""

@@ -157,11 +157,7 @@ class Iceberg(Lake):
 
     def _connected(self) -> dict[str, str]:
         """Return the catalog's properties from its connection; only whoever promotes needs them."""
-        found = connections.connection(str(self.catalog))
-        if found is None:
-            variable = f"{connections.PREFIX}{str(self.catalog).upper()}"
-            msg = f"{self._who}: no connection {self.catalog!r}; set {variable}"
-            raise ConfigError(msg)
+        found = connections.required(str(self.catalog))
         extra = {name: str(value) for name, value in found.extra.items()}
         if found.conn_type == "postgres":
             own = {name: extra.pop(name) for name in list(extra) if name in {"name", "warehouse"}}
