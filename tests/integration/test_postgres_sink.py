@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg2
@@ -45,13 +45,16 @@ def declared(**more: Any) -> sinks.Postgres:
     return sink
 
 
+CHANGES = (*SCHEMA, Column("_change", "string"))
+
+
 class Staged:
-    """One staged output."""
+    """One staged output; with three values in a row the last says what it means."""
 
     def __init__(
         self,
         sink: sinks.Postgres,
-        rows: list[tuple[int, str]],
+        rows: Sequence[tuple[Any, ...]],
         key: Key = KEY,
         *,
         attempt: int = 1,
@@ -59,13 +62,14 @@ class Staged:
     ) -> None:
         self.sink, self.key, self.attempt = sink, key, attempt
         self.handle: Json = sink.place(key, attempt, "t0ken", older=older)
-        columns = sink.open(key, "dwh", self.handle, SCHEMA)
-        batch = pa.RecordBatch.from_pydict(
-            {"id": pa.array([row[0] for row in rows], pa.int64()), "word": pa.array([row[1] for row in rows])}
-        )
+        schema = CHANGES if len(rows[0]) == len(CHANGES) else SCHEMA
+        columns = sink.open(key, "dwh", self.handle, schema)
+        types = [pa.int64(), pa.string(), pa.string()]
+        arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), types, strict=False)]
+        batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema])
         loader = Loader(psql_dsn(), Table(*self.handle["staging"]))
         list(loader(iter([batch])))
-        self.manifest = sink.seal(key, "dwh", self.handle, SCHEMA, columns)
+        self.manifest = sink.seal(key, "dwh", self.handle, schema, columns)
 
     @property
     def output(self) -> Output:
@@ -163,6 +167,51 @@ def test_an_upsert_changes_what_is_there_and_adds_what_is_not(target: Any) -> No
     assert sink.objection(latest=True) is not None
 
 
+def test_a_changelog_is_applied_by_key_and_cancels_out_within_a_checkpoint(target: Any) -> None:
+    sink = declared(mode="retract", key=["id"])
+    Staged(sink, [(1, "a", "+I"), (2, "b", "+I"), (3, "c", "+I"), (4, "x", "-D"), (4, "x", "+I")]).promote()
+    assert rows(target) == [(1, "a"), (2, "b"), (3, "c")]
+
+    changes = [(1, "A", "+U"), (1, "a", "-U"), (2, "b", "-D"), (5, "e", "+I"), (3, "c", "-U"), (3, "c", "+U")]
+    assert Staged(sink, changes, Key("words", 2, 1)).promote() is Outcome.PROMOTED
+
+    assert rows(target) == [(1, "A"), (3, "c"), (5, "e")]
+    assert sink.ordered
+
+
+def test_what_is_not_there_cannot_be_taken_back(target: Any) -> None:
+    sink = declared(mode="retract", key=["id"])
+    Staged(sink, [(1, "a", "+I")]).promote()
+
+    promoted = Staged(sink, [(9, "z", "-D"), (1, "b", "+U"), (1, "a", "-U")], Key("words", 2, 1))
+
+    found = sink.promote(promoted.key, promoted.handle, promoted.manifest)
+    assert (found.outcome, found.reason) == (
+        Outcome.FAILED,
+        "1 rows are retracted from public.words that are not there",
+    )
+    assert rows(target) == [(1, "a")]
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([(1, "a", "+X")], "expected .* found '[+]X'"),
+        ([(1, "a", None)], "found None"),
+        ([(1, "a", "+I"), (1, "b", "+I")], "2 rows are left of id 1"),
+        ([(None, "a", "+I")], "1 rows have a null"),
+    ],
+)
+def test_a_changelog_that_cannot_be_applied_is_refused_before_the_vote(target: Any, found: Any, told: str) -> None:
+    with pytest.raises(BadValue, match=told):
+        Staged(declared(mode="retract", key=["id"]), found)
+
+
+def test_a_changelog_without_its_column_is_refused(target: Any) -> None:
+    with pytest.raises(ConfigError, match="a retract needs a column _change string"):
+        Staged(declared(mode="retract", key=["id"]), [(1, "a")])
+
+
 def test_a_replaced_table_holds_the_last_checkpoint_only(target: Any) -> None:
     sink = declared(mode="replace")
     Staged(sink, [(1, "a"), (2, "b")]).promote()
@@ -245,7 +294,8 @@ def test_a_locked_target_is_asked_again_later(target: Any, monkeypatch: pytest.M
     ("arguments", "told"),
     [
         ({"mode": "merge"}, "unknown mode 'merge'"),
-        ({"mode": "upsert"}, "an upsert needs key="),
+        ({"mode": "upsert"}, "upsert and retract need key="),
+        ({"mode": "retract"}, "upsert and retract need key="),
         ({"key": ["id"]}, "nothing else has one"),
         ({"mode": "replace", "attach": True}, "only what is appended"),
         ({"staging_schema": 'a"b'}, "small letters"),

@@ -18,7 +18,8 @@ from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.promoting import Mode, Promoter
 from twophase.sinks.pg.staging import CHECKPOINT, Columns
 
-MODES = ("append", "upsert", "replace")
+MODES = ("append", "upsert", "retract", "replace")
+_BY_KEY = ("upsert", "retract")
 STAGING = "twophase_staging"
 #: Postgres plans over every partition: more than this many make each query slow (docs/how-to/postgres.md).
 MOST_PARTITIONS = 1000
@@ -27,7 +28,7 @@ _SCHEMA = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class Postgres(Sink):
-    """A table of a PostgreSQL database: append, upsert by key, or replace as a whole."""
+    """A table of a PostgreSQL database: append, upsert or retract by key, or replace as a whole."""
 
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
@@ -43,8 +44,9 @@ class Postgres(Sink):
     ) -> None:
         """Declare a table (`name` or `schema.name`) in the database of an Airflow connection.
 
-        `append` adds rows, which carry their checkpoint in `_checkpoint`; `upsert` changes or adds by `key`; `replace`
-        puts a checkpoint in the place of the whole table. `create` makes the target, and adds columns that are new.
+        `append` adds rows, which carry their checkpoint in `_checkpoint`; `upsert` changes or adds by `key`; `retract`
+        applies a changelog by `key`, whose column `_change` says +I, -U, +U or -D; `replace` puts a checkpoint in the
+        place of the whole table. `create` makes the target, and adds columns that are new.
         With `attach` the target is partitioned by `_checkpoint`, and a checkpoint becomes a partition as it is.
         `staging_conn_id` is for an account that may only stage.
         """
@@ -67,9 +69,9 @@ class Postgres(Sink):
         if self.mode not in MODES:
             msg = f"{which}: unknown mode {self.mode!r}, expected {', '.join(MODES)}"
             raise ConfigError(msg)
-        if bool(self.key) != (self.mode == "upsert"):
+        if bool(self.key) != (self.mode in _BY_KEY):
             found = f"mode {self.mode!r} with{'' if self.key else 'out'} a key"
-            msg = f"{which}: {found}; an upsert needs key=[…], and nothing else has one"
+            msg = f"{which}: {found}; {' and '.join(_BY_KEY)} need key=[…], and nothing else has one"
             raise ConfigError(msg)
         if self.attach and self.mode != "append":
             msg = f"{which}: attach=True with mode {self.mode!r}; only what is appended can be a partition"
@@ -110,8 +112,10 @@ class Postgres(Sink):
 
     def objection(self, *, latest: bool) -> str | None:
         """Refuse what would bring an older state back."""
-        if self.mode == "upsert":
-            return "what an upsert has overwritten cannot be brought back"
+        if self.mode in _BY_KEY:
+            return (
+                f"what {'an upsert' if self.mode == 'upsert' else 'a retract'} has overwritten cannot be brought back"
+            )
         if self.mode == "replace" and not latest:
             return "a later checkpoint has taken the place of the whole table"
         return None
@@ -223,7 +227,8 @@ class Postgres(Sink):
         """Make the staging table, with the target's types; a column that does not fit is an error."""
         with database.committed(self._staging_conn_id) as cursor:
             there = staging.columns_of(cursor, self.target)
-            columns = staging.plan(_which(key, sink), schema, there, create=self.create)
+            changes = self.mode == "retract"
+            columns = staging.plan(_which(key, sink), schema, there, create=self.create, changes=changes)
             checkpoint = key.checkpoint_id if self.attach else None
             staging.create(cursor, Table(*handle["staging"]), columns, checkpoint)
         return columns

@@ -19,7 +19,7 @@ from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.pg import database, staging
 from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import CHECKPOINT
+from twophase.sinks.pg.staging import CHANGE, CHECKPOINT
 
 #: Where the markers are: a schema that whoever only stages has no rights in.
 MARKERS = Table("twophase_sinks", "promoted")
@@ -28,6 +28,10 @@ _CREATE_MARKERS = (
     " attempt integer NOT NULL, manifest jsonb NOT NULL, promoted_at timestamptz NOT NULL DEFAULT now(),"
     " PRIMARY KEY (pipeline, target, checkpoint_id, revision))"
 )
+
+
+class Refused(Exception):
+    """The target is not what the staged rows are for; nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Promoter:
 
     # --- promoting ---------------------------------------------------------------------------------------------------
 
-    def promote(self) -> Promotion:
+    def promote(self) -> Promotion:  # noqa: PLR0911 - one return per outcome
         """Apply the staged rows in one transaction with the marker."""
         import psycopg2
 
@@ -128,6 +132,8 @@ class Promoter:
                 session.commit()
                 hit("promote.durable")
                 return Promotion(Outcome.PROMOTED, attempt=self.attempt, manifest=self.manifest)
+        except Refused as error:
+            return Promotion(Outcome.FAILED, str(error))
         except psycopg2.Error as error:
             if committing and not error.pgcode:
                 return Promotion(Outcome.UNKNOWN, database.one_line(error))
@@ -165,6 +171,7 @@ class Promoter:
 
         columns = staging.columns_of(cursor, self.staged) or {}
         columns.pop(CHECKPOINT, None)
+        columns.pop(CHANGE, None)
         if self.mode.create:
             self._create(cursor, columns)
         if self.mode.name == "replace":
@@ -175,6 +182,8 @@ class Promoter:
         elif self.mode.name == "append" and self.handle.get("replaces") is not None:
             taken_out = sql.SQL("DELETE FROM {} WHERE {} = %s").format(self.target.sql, sql.Identifier(CHECKPOINT))
             cursor.execute(taken_out, (self.key.checkpoint_id,))
+        if self.mode.name == "retract":
+            self._take_back(cursor, list(columns))
         self._insert(cursor, list(columns))
         staging.drop(cursor, self.staged)
 
@@ -186,8 +195,11 @@ class Promoter:
         if self.mode.name == "append":
             names.append(sql.Identifier(CHECKPOINT))
             values.append(sql.Literal(self.key.checkpoint_id))
+        rows = self.staged.sql
+        if self.mode.name == "retract":
+            rows = sql.SQL("({}) AS added").format(staging.net(self.staged, columns, ">"))
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}").format(
-            self.target.sql, sql.SQL(", ").join(names), sql.SQL(", ").join(values), self.staged.sql
+            self.target.sql, sql.SQL(", ").join(names), sql.SQL(", ").join(values), rows
         )
         if self.mode.key:
             kept = sql.SQL(", ").join(map(sql.Identifier, self.mode.key))
@@ -196,6 +208,28 @@ class Promoter:
             then = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes)) if changes else sql.SQL("NOTHING")
             insert += sql.SQL(" ON CONFLICT ({}) DO {}").format(kept, then)
         cursor.execute(insert)
+
+    def _take_back(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
+        """Delete what a changelog takes back and does not put in anew; what it takes back has to be there."""
+        from psycopg2 import sql
+
+        def same(one: str, other: str) -> Any:  # noqa: ANN401 - a condition
+            equal = (
+                sql.SQL("{0}.{2} = {1}.{2}").format(*map(sql.SQL, (one, other)), sql.Identifier(name))
+                for name in self.mode.key
+            )
+            return sql.SQL(" AND ").join(equal)
+
+        gone, added = (staging.net(self.staged, columns, sign) for sign in "<>")
+        missing = sql.SQL("SELECT count(*) FROM ({}) AS gone WHERE NOT EXISTS (SELECT 1 FROM {} AS t WHERE {})")
+        cursor.execute(missing.format(gone, self.target.sql, same("t", "gone")))
+        if count := cursor.fetchone()[0]:
+            msg = f"{count} rows are retracted from {self.target} that are not there"
+            raise Refused(msg)
+        delete = sql.SQL(
+            "DELETE FROM {} AS t USING ({}) AS gone WHERE {} AND NOT EXISTS (SELECT 1 FROM ({}) AS added WHERE {})"
+        )
+        cursor.execute(delete.format(self.target.sql, gone, same("t", "gone"), added, same("added", "gone")))
 
     def _attach(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         """Make the staging table a partition; in a replacement the old one goes in the same transaction."""

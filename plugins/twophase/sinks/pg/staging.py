@@ -21,9 +21,13 @@ from twophase.sinks.pg.types import Loading
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from psycopg2.sql import Composable
     from pyspark.sql import DataFrame
 
 CHECKPOINT = "_checkpoint"
+#: What a row of a changelog means, and the column that says it.
+CHANGE = "_change"
+ADDED, TAKEN_BACK = ("+I", "+U"), ("-U", "-D")
 _SAID = re.compile(r"ERROR:\s*([^\n]*)(?:\n(?:CONTEXT|DETAIL):\s*([^\n]*))?")
 _OURS = re.compile(r"twophase: ([^\n]*?) :twophase")
 _AWAY = re.compile(
@@ -60,12 +64,20 @@ def parts_of(table: Table) -> Table:
 Columns = dict[str, tuple[str, Loading]]
 
 
-def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: bool) -> Columns:
+def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: bool, changes: bool = False) -> Columns:
     """Say for each column which type it has in Postgres and how it gets there.
 
     `target` are the columns of the target, None if it is still to be made; with `create` what it lacks will be added.
+    With `changes` a column says what each row means, which is none of the target's.
     """
-    found = {}
+    found: Columns = {}
+    if changes:
+        if Column(CHANGE, "string") not in schema:
+            expected = ", ".join((*ADDED, *TAKEN_BACK))
+            msg = f"{which}: a retract needs a column {CHANGE} string with {expected}; add it in the transform"
+            raise ConfigError(msg)
+        found[CHANGE] = ("text", Loading(None))
+        schema = tuple(column for column in schema if column.name != CHANGE)
     for column in schema:
         if column.name.lower() == CHECKPOINT:
             msg = f"{which}: a column cannot be named {column.name!r}: the checkpoint's is; rename or drop it"
@@ -151,6 +163,17 @@ def _explained(which: str, error: Exception) -> Exception:
     return error
 
 
+def net(table: Table, columns: Sequence[str], sign: str) -> Composable:
+    """Return the rows that a changelog adds (`sign` is >) or takes back (<) in the end; its order does not matter."""
+    from psycopg2 import sql
+
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    counted = sql.SQL("sum(CASE WHEN {} IN {} THEN 1 ELSE -1 END)").format(sql.Identifier(CHANGE), sql.Literal(ADDED))
+    return sql.SQL("SELECT {0}, {1} AS _times FROM {2} GROUP BY {0} HAVING {1} {3} 0").format(
+        names, counted, table.sql, sql.SQL(sign)
+    )
+
+
 def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     """Give the loaded columns their own types, and see that every key is there once."""
     import psycopg2
@@ -164,7 +187,9 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
     try:
         if changed:
             cursor.execute(sql.SQL("ALTER TABLE {} {}").format(table.sql, sql.SQL(", ").join(changed)))
-        if key:
+        if CHANGE in columns:
+            _check_changes(cursor, which, table, columns, key)
+        elif key:
             _check_key(cursor, which, table, key)
         cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
     except psycopg2.DataError as error:
@@ -175,19 +200,49 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
 def _check_key(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     from psycopg2 import sql
 
+    _check_nulls(cursor, which, table, key)
     names = sql.SQL(", ").join(map(sql.Identifier, key))
+    twice = sql.SQL("SELECT {}, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1")
+    cursor.execute(twice.format(names, table.sql, names))
+    if row := cursor.fetchone():
+        msg = f"{which}: key {', '.join(key)}: {row[-1]} rows have {_shown(key, row)}; keep one row per key"
+        raise BadValue(msg)
+    cursor.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(table.sql, names))
+
+
+def _check_nulls(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+    from psycopg2 import sql
+
     nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
     cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(table.sql, nulls))
     if count := cursor.fetchone()[0]:
         msg = f"{which}: key {', '.join(key)}: {count} rows have a null in it; filter them out, or choose another key"
         raise BadValue(msg)
-    twice = sql.SQL("SELECT {}, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1")
-    cursor.execute(twice.format(names, table.sql, names))
+
+
+def _shown(key: Sequence[str], row: Sequence[Any]) -> str:
+    """Return the values of a key, cut."""
+    return ", ".join(f"{name} {value!r}"[:100] for name, value in zip(key, row, strict=False))
+
+
+def _check_changes(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+    """See that every change has a meaning, every key is there, and one row of each key is left."""
+    from psycopg2 import sql
+
+    known = (*ADDED, *TAKEN_BACK)
+    strange = sql.SQL("SELECT {0} FROM {1} WHERE {0} IS NULL OR {0} <> ALL(%s) LIMIT 1")
+    cursor.execute(strange.format(sql.Identifier(CHANGE), table.sql), (list(known),))
     if row := cursor.fetchone():
-        shown = ", ".join(f"{name} {value!r}"[:100] for name, value in zip(key, row, strict=False))
-        msg = f"{which}: key {', '.join(key)}: {row[-1]} rows have {shown}; keep one row per key in the transform"
+        msg = f"{which}: column {CHANGE}: expected {', '.join(known)}, found {row[0]!r}; correct it in the transform"
         raise BadValue(msg)
-    cursor.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(table.sql, names))
+    _check_nulls(cursor, which, table, key)
+    names = sql.SQL(", ").join(map(sql.Identifier, key))
+    left = net(table, [name for name in columns if name != CHANGE], ">")
+    twice = sql.SQL("SELECT {0}, sum(_times) FROM ({1}) AS left_over GROUP BY {0} HAVING sum(_times) > 1 LIMIT 1")
+    cursor.execute(twice.format(names, left))
+    if row := cursor.fetchone():
+        msg = f"{which}: key {', '.join(key)}: {row[-1]} rows are left of {_shown(key, row)}; retract all but one"
+        raise BadValue(msg)
 
 
 def look(cursor: Any, table: Table) -> Staged | None:  # noqa: ANN401 - a cursor
