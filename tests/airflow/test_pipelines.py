@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import duckdb
 import pytest
+from sqlalchemy import text
 
 from airflow_cases import CONF, Case
 from airflow_server import AirflowServer, eventually
@@ -282,3 +283,22 @@ def test_thirty_intervals_are_backfilled_once_each_while_regular_runs_go_on(airf
 
     assert [case.wait(run) for run in regular] == ["success", "success"]
     assert case.rows() == [*range(30), 100, 101]
+
+
+def test_a_table_in_postgres_is_reached_by_airflows_own_connection(airflow: AirflowServer) -> None:
+    with airflow.record() as connection:
+        url = connection.engine.url
+    place: dict[str, Any] = {"host": url.host, "port": url.port, "login": url.username, "password": url.password}
+    airflow.api("POST", "connections", connection_id="dwh", conn_type="postgres", schema=url.database, **place)
+    case = Case(airflow)
+    table = f'sinks.Postgres("{case.name}", conn_id="dwh", create=True)'
+    case.declare(case.source.replace(f'sinks.Files("lake/{case.name}")', table))
+    case.land(1, 2, 3)
+    run = case.trigger()
+
+    assert case.wait(run) == "success"
+    with airflow.record() as connection:
+        found = connection.execute(text(f'SELECT id, _checkpoint FROM public."{case.name}" ORDER BY id')).all()
+    assert list(map(tuple, found)) == [(1, 1), (2, 1), (3, 1)]
+    assert case.states() == [(1, 1, "COMMITTED")]
+    assert str(url.password) not in airflow.log(case.name, run, "stage")
