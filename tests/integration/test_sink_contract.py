@@ -119,17 +119,13 @@ class Sent(SinkContract):
         return lambda: kept(home / "kept.db")
 
 
-class TestWriteAhead(Sent):
-    places = 3
-
-
 @pytest.mark.slow
-class TestWriteAheadEverywhere(Sent):
+class TestWriteAhead(Sent):
     pass
 
 
 @pytest.mark.slow
-class TestWriteAheadWithFilesEverywhere(Sent):
+class TestWriteAheadWithFiles(Sent):
     committer = committers.File
 
 
@@ -146,12 +142,8 @@ class InDelta(SinkContract):
         return lambda: pl.read_delta(sink.location()).to_dicts() if there.is_dir() else []
 
 
-class TestDelta(InDelta):
-    places = 3
-
-
 @pytest.mark.slow
-class TestDeltaEverywhere(InDelta):
+class TestDelta(InDelta):
     pass
 
 
@@ -177,10 +169,6 @@ class InIceberg(SinkContract):
         return rows
 
 
-class TestIceberg(InIceberg):
-    places = 3
-
-
 @pytest.mark.slow
-class TestIcebergEverywhere(InIceberg):
+class TestIceberg(InIceberg):
     pass
