@@ -41,23 +41,16 @@ KINDS = (
 BIT_BY_BIT = frozenset({"sent"})
 #: What `make test` meets of each, killed: that in which they differ.
 FEW = {
-    "postgres": (
-        "stage.written",
-        "stage.durable",
-        "vote.after",
-        "promote.marked",
-        "promote.applied",
-        "promote.durable",
-    ),
+    "postgres": ("stage.durable", "promote.marked", "promote.applied"),
     "attached": ("promote.applied",),
-    "upserted": ("promote.durable",),
-    "files+postgres": ("stage.durable", "commit.after", "promote.visible", "promote.applied", "abort.after"),
-    "sent": ("stage.marked", "send.row", "send.sent", "promote.after"),
-    "files+sent": ("send.committed", "promote.visible"),
-    "delta": ("stage.manifest", "promote.checked", "promote.visible", "sweep.before"),
-    "iceberg": ("promote.checked", "promote.visible", "abort.after"),
-    "postgres+delta": ("promote.applied", "promote.visible"),
-    "files+iceberg": ("promote.durable",),
+    "upserted": (),
+    "delta": ("promote.checked", "promote.visible"),
+    "iceberg": ("promote.visible",),
+    "sent": ("send.row", "send.sent"),
+    "files+postgres": ("commit.after", "promote.applied"),
+    "postgres+delta": ("promote.visible",),
+    "files+iceberg": (),
+    "files+sent": ("send.committed",),
     "files+postgres+attached+upserted+delta+iceberg": ("promote.after",),
 }
 WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.sweep}

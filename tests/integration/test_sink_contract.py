@@ -71,12 +71,8 @@ def rows_in_postgres() -> Rows:
         return [{"id": number, "word": word} for number, word in cursor.fetchall()]
 
 
-class TestPostgresAppend(InPostgres):
-    places = 3
-
-
 @pytest.mark.slow
-class TestPostgresAppendEverywhere(InPostgres):
+class TestPostgresAppend(InPostgres):
     pass
 
 
