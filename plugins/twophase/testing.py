@@ -206,9 +206,12 @@ class SinkContract:
     def test_a_promotion_that_is_killed_anywhere_is_finished_by_the_next(self, stage: Stage, read: Read) -> None:
         """Readers see all of it or nothing, the next promotion finishes it, and nothing is there twice."""
         done: list[Staged] = []
+        codes: list[int] = []
         for place in self._places(stage, done):
             before, staged = self.expected(*done), stage()
-            assert Promoting(staged, "kill", place).ended() in _KILLED
+            codes.append(Promoting(staged, "kill", place).ended())
+            assert codes[-1] in _KILLED
+            assert codes[0] == -signal.SIGKILL, "the first line of its own code was not come by"
             assert _same(read(), before) or _same(read(), self.expected(*done, staged)), f"killed at {place}"
             done.append(staged)
             assert staged.finish() in _DONE

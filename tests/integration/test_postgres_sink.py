@@ -117,6 +117,19 @@ def test_staged_rows_are_invisible_and_promoted_at_once_with_their_marker(target
     assert list(staged.sink.verify(staged.output)) == []
 
 
+def test_a_partition_that_spark_runs_twice_is_loaded_once(target: Any) -> None:
+    sink = declared()
+    staged = Staged(sink, [(1, "a"), (2, "b")])
+    loader = Loader(psql_dsn(), Table(*staged.handle["staging"]))
+    again = pa.RecordBatch.from_pydict({"id": pa.array([1, 2, 3], pa.int64()), "word": pa.array(["a", "b", "c"])})
+
+    assert loader.load(0, again, iter(())) == 2
+
+    staged.check()
+    assert staged.promote() is Outcome.PROMOTED
+    assert rows(target) == [(1, "a"), (2, "b")]
+
+
 def test_a_repeated_promotion_changes_nothing(target: Any) -> None:
     staged = Staged(declared(), [(1, "a")])
 
