@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
@@ -256,16 +257,10 @@ class Postgres(Sink):
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Raise ManifestMismatch unless the staging table has the parts that the manifest says."""
-        import psycopg2
-
         table = Table(*handle["staging"])
-        try:
-            with database.session(self.conn_id) as session, session.cursor() as cursor:
-                found = staging.look(cursor, table)
-                marker = self._promoter(key, handle, manifest).marker(cursor)
-        except psycopg2.Error as error:
-            msg = f"checkpoint {key}: connection {self.conn_id}: {database.one_line(error)}"
-            raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+        with self._looking() as cursor:
+            found = staging.look(cursor, table)
+            marker = self._promoter(key, handle, manifest).marker(cursor)
         if marker is not None:
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
             raise ManifestMismatch(msg)
@@ -314,21 +309,17 @@ class Postgres(Sink):
         with self._looking() as cursor:
             staging.drop(cursor, Table(self.staging_schema, left.path))
 
-    def _looking(self) -> Any:  # noqa: ANN401 - a context manager of a cursor
-        from contextlib import contextmanager
-
+    @contextmanager
+    def _looking(self) -> Iterator[Any]:
+        """Hand out a cursor in the target database; its errors say which sink it was."""
         import psycopg2
 
-        @contextmanager
-        def looking() -> Iterator[Any]:
-            try:
-                with database.committed(self.conn_id) as cursor:
-                    yield cursor
-            except psycopg2.Error as error:
-                msg = f"{self.location()}: {database.one_line(error)}"
-                raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
-
-        return looking()
+        try:
+            with database.committed(self.conn_id) as cursor:
+                yield cursor
+        except psycopg2.Error as error:
+            msg = f"{self.location()}: {database.one_line(error)}"
+            raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 
