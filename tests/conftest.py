@@ -28,6 +28,16 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="twophase-airflow-
 LEASE = "3"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file together when several processes share the run, and all that want Airflow in one.
+
+    A second Airflow would cost more than it gives on two cores.
+    """
+    for item in items:
+        together = "airflow" if item.path.parent.name == "airflow" or item.get_closest_marker("airflow") else item.path
+        item.add_marker(pytest.mark.xdist_group(str(together)))
+
+
 def open_folder(prefix: str) -> Path:
     """Make a temporary folder that other accounts may enter: run as root, PostgreSQL works as one of them."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
