@@ -222,14 +222,12 @@ class MemoryTransaction:
         self._step("newest_of")
         return max((r for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id), key=lambda r: r.revision)
 
-    def is_latest(self, revision: Revision) -> bool:
+    def is_latest(self, pipeline: str, checkpoint_id: int) -> bool:
         rows = self._rows("revision").items()
-        return not any(
-            key[0] == revision.key.pipeline
-            and key[1] != revision.checkpoint_id
-            and (row["commit_seq"] or 0) > (revision.commit_seq or 0)
-            for key, row in rows
-        )
+        return not any(key[0] == pipeline and key[1] > checkpoint_id and row["commit_seq"] for key, row in rows)
+
+    def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
+        return False  # nothing here has campaigns
 
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         raise NotImplementedError  # nothing here has campaigns

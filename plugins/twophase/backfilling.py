@@ -142,8 +142,26 @@ class Backfill:
         return between(first, last, length)
 
     def run(self, *, parallel: int = 1) -> Iterator[Done]:
-        """Do what is not done yet, some at a time; yield each as it ends. What fails does not stop the others."""
-        yield from self._each(self.items, self._do, parallel)
+        """Do what is not done yet, some at a time; yield each as it ends. What fails does not stop the others.
+
+        Where checkpoints come after each other in a sink, they are done in their order, and what fails stops the rest.
+        """
+        if self._in_order(self.pipeline.name):
+            yield from self._one_by_one()
+        else:
+            yield from self._each(self.items, self._do, parallel)
+
+    def _in_order(self, pipeline: str) -> bool:
+        """Say whether a sink refuses to have one checkpoint in the middle run again."""
+        runner = self._runner(pipeline)
+        return not runner.pipeline.slotted and runner.coordinator.objection(latest=False) is not None
+
+    def _one_by_one(self) -> Iterator[Done]:
+        failed: Item | None = None
+        for item in self.items:
+            done = Done(item, None, f"{failed} comes first, and is not done") if failed else self._do(item)
+            failed = failed or (item if done.failed else None)
+            yield done
 
     def end(self) -> None:
         """Say that all of it is done: the same, asked for again, is a new backfill."""
@@ -159,10 +177,30 @@ class Backfill:
             items = [item for item in self._stale() if item not in given_up]
             if not items:
                 return
+            if self._in_order(items[0].pipeline):
+                given_up.update(items)
+                yield from self._replay(items)
+                continue
             for done in self._each(items, self._do_again, parallel):
                 if done.failed is not None:
                     given_up.add(done.item)
                 yield done
+
+    def _replay(self, stale: list[Item]) -> Iterator[Done]:
+        """Do again all from the first stale checkpoint of a pipeline through its latest."""
+        from twophase.committer import backfills
+
+        name = stale[0].pipeline
+        with self.record.engine.connect() as connection:
+            last = backfills.latest(connection, name)
+        first = min(int(item.checkpoint_id or 0) for item in stale)
+        replay = Backfill(self.record, name, Selection((first, last)), self._stager, why=f"after {self.started.id}")
+        failed = False
+        for done in replay.run():
+            failed = failed or done.failed is not None
+            yield done
+        if not failed:
+            replay.end()
 
     def _stale(self) -> list[Item]:
         """Return the stale checkpoints of the first pipeline downstream that has some and reads no stale one."""

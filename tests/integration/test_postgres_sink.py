@@ -178,7 +178,7 @@ def test_an_upsert_changes_what_is_there_and_adds_what_is_not(target: Any) -> No
 
     assert rows(target) == [(1, "a"), (2, "B"), (3, "C")]
     assert sink.ordered
-    assert sink.objection(latest=True) is not None
+    assert (sink.objection(latest=True), sink.objection(latest=False) is None) == (None, False)
 
 
 def test_a_changelog_is_applied_by_key_and_cancels_out_within_a_checkpoint(target: Any) -> None:
@@ -312,6 +312,8 @@ def test_a_locked_target_is_asked_again_later(target: Any, monkeypatch: pytest.M
         ({"mode": "retract"}, "upsert and retract need key="),
         ({"key": ["id"]}, "nothing else has one"),
         ({"mode": "replace", "attach": True}, "only what is appended"),
+        ({"mode": "upsert", "key": ["id"], "history": -1}, "history=-1; expected 0, 1, 2"),
+        ({"history": 3}, "history=3; expected .* with mode upsert or retract"),
         ({"staging_schema": 'a"b'}, "small letters"),
         ({"conn_id": ""}, "conn_id is missing"),
     ],

@@ -57,6 +57,33 @@ def checkpoints(connection: Connection, pipeline: str, first: int, last: int) ->
     return [(row.checkpoint_id, row.slot) for row in connection.execute(query)]
 
 
+def has_come_to(connection: Connection, pipeline: str, checkpoint_id: int, run_id: str) -> bool:
+    """Say whether a run's backfill takes a range of checkpoints in order through the latest, and this one is next.
+
+    The latest is what was decided when the backfill began: what is decided since came after a replay had begun.
+    """
+    which = run_id.rpartition(".")[0]
+    asked = connection.execute(select(b.selection, b.created_at).where((b.id == which) & (b.pipeline == pipeline)))
+    found = asked.first()
+    if found is None or "checkpoints" not in found.selection:
+        return False
+    first, last = found.selection["checkpoints"]
+    decided = (r.pipeline == pipeline) & r.commit_seq.is_not(None)
+    missed = select(r.checkpoint_id).where(decided & (r.checkpoint_id > last) & (r.decided_at < found.created_at))
+    earlier = decided & r.checkpoint_id.between(first, checkpoint_id - 1)
+    done = select(r.checkpoint_id).where(earlier & r.run_id.startswith(f"{which}.", autoescape=True))
+    undone = select(r.checkpoint_id).where(earlier & r.checkpoint_id.not_in(done))
+    return first <= checkpoint_id <= last and not any(
+        connection.execute(query.limit(1)).first() for query in (missed, undone)
+    )
+
+
+def latest(connection: Connection, pipeline: str) -> int:
+    """Return the last checkpoint that is decided."""
+    query = select(func.max(r.checkpoint_id)).where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
+    return connection.execute(query).scalar() or 0
+
+
 def last_slot(connection: Connection, pipeline: str) -> str | None:
     """Return the slot of the newest checkpoint that has one."""
     query = select(c.slot).where((c.pipeline == pipeline) & c.slot.is_not(None)).order_by(c.checkpoint_id.desc())

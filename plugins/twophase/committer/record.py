@@ -31,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 
+from twophase.committer import backfills
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
@@ -264,11 +265,14 @@ class PostgresTransaction(Inputs):
         row = self.connection.execute(newest).first()
         return to_revision(row) if row else None
 
-    def is_latest(self, revision: Revision) -> bool:
-        """Say whether nothing of another checkpoint was decided after a revision."""
-        others = (r.pipeline == revision.key.pipeline) & (r.checkpoint_id != revision.checkpoint_id)
-        later = select(r.commit_seq).where(others & (r.commit_seq > (revision.commit_seq or 0)))
-        return self.connection.execute(later.limit(1)).first() is None
+    def is_latest(self, pipeline: str, checkpoint_id: int) -> bool:
+        """Say whether nothing of a checkpoint with a higher number is decided."""
+        later = (r.pipeline == pipeline) & (r.checkpoint_id > checkpoint_id) & r.commit_seq.is_not(None)
+        return self.connection.execute(select(r.commit_seq).where(later).limit(1)).first() is None
+
+    def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
+        """Say whether a run's backfill began as one through the latest, and has come to this checkpoint."""
+        return run.dag_id is None and backfills.has_come_to(self.connection, pipeline, checkpoint_id, run.run_id)
 
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
         """Return the newest decided revision whose run is one of a campaign."""

@@ -215,7 +215,7 @@ class Coordinator:
             self._check_pending(tx, held)
             committed = tx.committed_revision(self.pipeline, revision.checkpoint_id)
             replaces = committed if committed is not None and committed.revision > 0 else None
-            if overtaken and replaces is not None and not tx.is_latest(replaces):
+            if overtaken and replaces is not None and not self.is_last(tx, revision.checkpoint_id, held.run):
                 msg = f"checkpoint {revision.key}: it cannot be committed any more: {overtaken}; abort it"
                 raise IllegalTransition(msg)
             sinks = [p for p in participants if p.kind == "sink"]
@@ -244,6 +244,14 @@ class Coordinator:
             if why := sink.objection(latest=latest):
                 return f"sink {name!r}: {why}"
         return None
+
+    def is_last(self, tx: Transaction, checkpoint_id: int, run: Run | None) -> bool:
+        """Say whether nothing that stays as it is came after a checkpoint: slots do not come after each other."""
+        return (
+            tx.slot(self.pipeline, checkpoint_id) is not None
+            or tx.is_latest(self.pipeline, checkpoint_id)
+            or (run is not None and tx.is_replayed(self.pipeline, checkpoint_id, run))
+        )
 
     def _check_pending(self, tx: Transaction, revision: Revision) -> None:
         """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""

@@ -55,7 +55,10 @@ class Sink(Protocol):
         ...
 
     def objection(self, *, latest: bool) -> str | None:
-        """Say why a committed checkpoint cannot be run again here; None: it can. Nothing came after the `latest`."""
+        """Say why a committed checkpoint cannot be run again here; None: it can.
+
+        `latest`: nothing that stays as it is came after it.
+        """
         ...
 
     def place(
@@ -168,8 +171,15 @@ class Transaction(Protocol):
         """Return the COMMITTED revision of a checkpoint."""
         ...
 
-    def is_latest(self, revision: Revision) -> bool:
-        """Say whether nothing of another checkpoint was decided after a revision."""
+    def is_latest(self, pipeline: str, checkpoint_id: int) -> bool:
+        """Say whether nothing of a checkpoint with a higher number is decided."""
+        ...
+
+    def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
+        """Say whether a run's backfill began as one through the latest, and has come to this checkpoint.
+
+        What is decided stays so, so the answer stays yes: it is the same at begin and at the commit point.
+        """
         ...
 
     def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:

@@ -128,8 +128,7 @@ class Taking:
 
     def _check_replaceable(self, tx: Transaction, checkpoint_id: int, objections: Mapping[bool, str | None]) -> None:
         """Refuse to run a checkpoint again whose output a sink could not take back."""
-        committed = tx.committed_revision(self.pipeline, checkpoint_id)
-        if any(objections.values()) and (why := objections[committed is not None and tx.is_latest(committed)]):
+        if any(objections.values()) and (why := objections[self.coordinator.is_last(tx, checkpoint_id, self.run)]):
             msg = f"checkpoint {self.pipeline}/{checkpoint_id}: it cannot be run again: {why}"
             raise ConfigError(msg)
 

@@ -93,7 +93,8 @@ class Sink(Declared):
     def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - for sinks that cannot
         """Say why a committed checkpoint cannot be run again here; None: it can.
 
-        `latest`: nothing was decided after it in its pipeline.
+        `latest`: nothing that stays as it is came after it. It is the latest of its pipeline, or one of a replay that
+        goes on through the latest; slots do not come after each other.
         """
         return None
 

@@ -14,13 +14,16 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Schema
 from twophase.core.ports import Promotion
 from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.pg import database, promoting, staging
+from twophase.sinks.pg import database, history, promoting, staging
+from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.history import order_of
 from twophase.sinks.pg.promoting import Mode, Promoter
 from twophase.sinks.pg.staging import CHECKPOINT, Columns
 
 MODES = ("append", "upsert", "retract", "replace")
 _BY_KEY = ("upsert", "retract")
+_AN = {"upsert": "an upsert", "retract": "a retract"}
 STAGING = "twophase_staging"
 #: Postgres plans over every partition: more than this many make each query slow (docs/how-to/postgres.md).
 MOST_PARTITIONS = 1000
@@ -40,6 +43,7 @@ class Postgres(Sink):
         key: Iterable[str] = (),
         create: bool = False,
         attach: bool = False,
+        history: int | None = None,
         staging_conn_id: str | None = None,
         staging_schema: str = STAGING,
     ) -> None:
@@ -49,6 +53,8 @@ class Postgres(Sink):
         applies a changelog by `key`, whose column `_change` says +I, -U, +U or -D; `replace` puts a checkpoint in the
         place of the whole table. `create` makes the target, and adds columns that are new.
         With `attach` the target is partitioned by `_checkpoint`, and a checkpoint becomes a partition as it is.
+        What `upsert` and `retract` overwrite is kept, so that a checkpoint can be run again or come late; `history`
+        says of how many checkpoints, the latest ones: None of all, 0 of none.
         `staging_conn_id` is for an account that may only stage.
         """
         self.table = str(table)
@@ -57,6 +63,7 @@ class Postgres(Sink):
         self.key = [key] if isinstance(key, str) else list(key)
         self.create = create
         self.attach = attach
+        self.history = history
         self.staging_conn_id = staging_conn_id
         self.staging_schema = staging_schema
         self.target = Table.parse(self.table)
@@ -77,6 +84,9 @@ class Postgres(Sink):
         if self.attach and self.mode != "append":
             msg = f"{which}: attach=True with mode {self.mode!r}; only what is appended can be a partition"
             raise ConfigError(msg)
+        if self.history is not None and (self.history < 0 or self.mode not in _BY_KEY):
+            msg = f"{which}: history={self.history}; expected 0, 1, 2 … with mode {' or '.join(_BY_KEY)}"
+            raise ConfigError(msg)
         if not _SCHEMA.fullmatch(self.staging_schema):
             msg = f"{which}: staging_schema {self.staging_schema!r}: expected small letters, digits and _"
             raise ConfigError(msg)
@@ -90,6 +100,7 @@ class Postgres(Sink):
             "key": self.key,
             "create": self.create,
             "attach": self.attach,
+            "history": self.history,
             "staging_conn_id": self.staging_conn_id,
             "staging_schema": self.staging_schema,
         }
@@ -112,10 +123,13 @@ class Postgres(Sink):
         return self.mode != "append"
 
     def objection(self, *, latest: bool) -> str | None:
-        """Refuse what would bring an older state back."""
-        if self.mode in _BY_KEY:
+        """Refuse what would bring an older state back, and what others may have been computed from."""
+        if self.mode in _BY_KEY and self.history == 0:
+            return f"what {_AN[self.mode]} has overwritten is not kept, with history=0"
+        if self.mode in _BY_KEY and not latest:
             return (
-                f"what {'an upsert' if self.mode == 'upsert' else 'a retract'} has overwritten cannot be brought back"
+                f"{_AN[self.mode]} comes after what was there before, and later checkpoints came after this one;"
+                " run them again with it: `twophase backfill` from this one through the latest"
             )
         if self.mode == "replace" and not latest:
             return "a later checkpoint has taken the place of the whole table"
@@ -128,13 +142,15 @@ class Postgres(Sink):
         import psycopg2
         from psycopg2 import sql
 
-        if slot is not None and self.mode != "append":
-            msg = f"sinks.Postgres {self.table!r}: mode {self.mode!r} has no order between slots; use append"
+        if slot is not None and self.mode != "append" and not self._mode.keeps:
+            what = "history=0" if self.key else f"mode {self.mode!r}"
+            msg = f"sinks.Postgres {self.table!r}: with {what} there is no order between slots; use append or an upsert"
             raise ConfigError(msg)
         try:
             with database.committed(self.conn_id) as cursor:
                 self._check_target(cursor, staging.columns_of(cursor, self.target))
                 promoting.create_markers(cursor)
+                self._check_rights(cursor)
             with database.committed(self._staging_conn_id) as cursor:
                 cursor.execute("SELECT to_regnamespace(%s)", (self.staging_schema,))
                 if cursor.fetchone()[0] is None:
@@ -169,6 +185,18 @@ class Postgres(Sink):
             raise ConfigError(msg)
         if self.attach:
             self._check_partitions(cursor, which)
+
+    def _check_rights(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """See that the history can be made: the first promotion does, when its columns are known."""
+        schema = promoting.MARKERS.schema
+        cursor.execute("SELECT has_schema_privilege(%s, 'CREATE'), current_user", (schema,))
+        may, user = cursor.fetchone()
+        if self._mode.keeps and not may:
+            msg = (
+                f"sinks.Postgres {self.table!r}: {user} may not create tables in schema {schema}, where the history"
+                " is; grant it, or declare history=0"
+            )
+            raise ConfigError(msg)
 
     def _has_unique_key(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
         cursor.execute(
@@ -205,13 +233,14 @@ class Postgres(Sink):
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:
         """Name a staging table; the token keeps it apart if a restored record repeats epochs."""
-        del slot  # a slot is a checkpoint, and rows go by that
         name = f"{self._prefix}_{key.checkpoint_id:08d}_r{key.revision}_a{attempt}_{token}"
         place: dict[str, Any] = {
             "attempt": attempt,
             "staging": [self.staging_schema, name],
             "target": list(self.target),
         }
+        if self.key:
+            place["order"] = order_of(key.checkpoint_id, slot)
         if older is not None:
             place["replaces"] = older.key.revision
         return place
@@ -226,6 +255,9 @@ class Postgres(Sink):
 
     def open(self, key: Key, sink: str, handle: Json, schema: Schema) -> Columns:
         """Make the staging table, with the target's types; a column that does not fit is an error."""
+        if self.key and (ours := [column.name for column in schema if column.name.startswith(OURS)]):
+            msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
+            raise ConfigError(msg)
         with database.committed(self._staging_conn_id) as cursor:
             there = staging.columns_of(cursor, self.target)
             changes = self.mode == "retract"
@@ -260,7 +292,12 @@ class Postgres(Sink):
         table = Table(*handle["staging"])
         with self._looking() as cursor:
             found = staging.look(cursor, table)
-            marker = self._promoter(key, handle, manifest).marker(cursor)
+            promoter = self._promoter(key, handle, manifest)
+            marker = promoter.marker(cursor)
+            forgotten = promoter.has_no_place(cursor)
+        if forgotten:
+            msg = f"checkpoint {key}: {forgotten}; abort it, or declare a longer history"
+            raise ConfigError(msg)
         if marker is not None:
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
             raise ManifestMismatch(msg)
@@ -272,8 +309,11 @@ class Postgres(Sink):
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
-        mode = Mode(self.mode, tuple(self.key), create=self.create, attach=self.attach)
-        return Promoter(self.conn_id, mode, key, handle, manifest)
+        return Promoter(self.conn_id, self._mode, key, handle, manifest)
+
+    @property
+    def _mode(self) -> Mode:
+        return Mode(self.mode, tuple(self.key), create=self.create, attach=self.attach, history=self.history)
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands without changing it."""
@@ -324,7 +364,7 @@ class Postgres(Sink):
     # --- verify, read ------------------------------------------------------------------------------------------------
 
     def verify(self, output: Output) -> Iterator[str]:
-        """Compare a committed revision with its marker, and what was appended by the number of its rows."""
+        """Compare a committed revision with its marker, appended rows by their number, upserted ones by their keys."""
         from psycopg2 import sql
 
         with self._looking() as cursor:
@@ -333,6 +373,8 @@ class Postgres(Sink):
                 found = "none" if marker is None else f"that of attempt {marker[0]}"
                 yield f"table {self.target}: expected the marker of attempt {output.attempt}, found {found}"
                 return
+            if self.mode == "upsert":
+                yield from self._verify_keys(cursor, output)
             if self.mode != "append":
                 return
             query = sql.SQL("SELECT count(*) FROM {} WHERE {} = %s")
@@ -340,6 +382,18 @@ class Postgres(Sink):
             rows = cursor.fetchone()[0]
         if rows != output.manifest["rows"]:
             yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"
+
+    def _verify_keys(self, cursor: Any, output: Output) -> Iterator[str]:  # noqa: ANN401 - a cursor
+        """Compare the keys that a checkpoint changed, as the history has them, with its rows and the table."""
+        promoter = self._promoter(output.key, output.handle, output.manifest)
+        if not promoter.kept(cursor):
+            return
+        table = history.history_of(output.key.pipeline, self.target)
+        found, gone = history.entries(cursor, table, promoter.order, self.target, tuple(self.key))
+        if found != output.manifest["rows"]:
+            yield f"history of {self.target}: expected {output.manifest['rows']} keys of checkpoint, found {found}"
+        if gone:
+            yield f"table {self.target}: {gone} keys of checkpoint are not there any more"
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield the checkpoints that appended rows name and no committed revision does."""

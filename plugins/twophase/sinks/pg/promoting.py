@@ -3,7 +3,7 @@
 marker row ── already there? ─→ nothing to do          the primary key decides between two promoters
 │
 take out what the older revision put in (a replacement)
-put the staged rows in, or attach the staging table
+put the staged rows in, or attach the staging table; by key: keep what they overwrite (history.py)
 drop the staging table
 │
 COMMIT ── reply lost? ─→ unknown: the marker tells
@@ -17,16 +17,21 @@ from typing import Any
 from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.pg import database, staging
+from twophase.sinks.pg import database, history, staging
+from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.history import History, Order
 from twophase.sinks.pg.staging import CHANGE, CHECKPOINT
 
-#: Where the markers are: a schema that whoever only stages has no rights in.
-MARKERS = Table("twophase_sinks", "promoted")
+#: Where the markers are.
+MARKERS = Table(history.SCHEMA, "promoted")
+#: `kept`: the history has what it overwrote; `slot_order`: its place among slots, where there are any.
 _CREATE_MARKERS = (
-    "CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, checkpoint_id bigint, revision integer,"
-    " attempt integer NOT NULL, manifest jsonb NOT NULL, promoted_at timestamptz NOT NULL DEFAULT now(),"
-    " PRIMARY KEY (pipeline, target, checkpoint_id, revision))"
+    """CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, checkpoint_id bigint, revision integer,
+        attempt integer NOT NULL, manifest jsonb NOT NULL, promoted_at timestamptz NOT NULL DEFAULT now(),
+        slot_order text COLLATE "C", kept boolean NOT NULL, PRIMARY KEY (pipeline, target, checkpoint_id, revision))""",
+    "CREATE INDEX IF NOT EXISTS promoted_by_slot ON {} (pipeline, target, slot_order)",
+    "CREATE INDEX IF NOT EXISTS promoted_kept ON {} (pipeline, target, checkpoint_id) WHERE kept",
 )
 
 
@@ -42,6 +47,13 @@ class Mode:
     key: tuple[str, ...] = ()
     create: bool = False
     attach: bool = False
+    #: Of how many checkpoints the history is kept; None: of all.
+    history: int | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Say whether what is overwritten is kept."""
+        return bool(self.key) and self.history != 0
 
 
 def create_markers(cursor: Any) -> None:  # noqa: ANN401 - a cursor
@@ -52,7 +64,8 @@ def create_markers(cursor: Any) -> None:  # noqa: ANN401 - a cursor
     if cursor.fetchone()[0] is None:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks'))")
         cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(MARKERS.schema)))
-        cursor.execute(sql.SQL(_CREATE_MARKERS).format(MARKERS.sql))
+        for statement in _CREATE_MARKERS:
+            cursor.execute(sql.SQL(statement).format(MARKERS.sql))
 
 
 class Promoter:
@@ -147,6 +160,12 @@ class Promoter:
         found: int = self.handle["attempt"]
         return found
 
+    @property
+    def order(self) -> Order:
+        """Return its place in the order of what changes rows by key."""
+        found: Order = self.handle.get("order", self.key.checkpoint_id)
+        return found
+
     def _failed(self, error: Exception) -> Promotion:
         """Read the marker once more before saying that a person is needed: another promoter may have been faster."""
         found = self.find()
@@ -159,77 +178,167 @@ class Promoter:
         from psycopg2.extras import Json as Jsonb
 
         query = (
-            "INSERT INTO {} (pipeline, target, checkpoint_id, revision, attempt, manifest)"
-            " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+            "INSERT INTO {} (pipeline, target, checkpoint_id, revision, attempt, manifest, slot_order, kept)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
         )
-        values = (self.key[0], str(self.target), *self.key[1:], self.attempt, Jsonb(dict(self.manifest)))
+        slot = self.order if isinstance(self.order, str) else None
+        manifest = Jsonb(dict(self.manifest))
+        values = (self.key[0], str(self.target), *self.key[1:], self.attempt, manifest, slot, self.mode.keeps)
         cursor.execute(sql.SQL(query).format(MARKERS.sql), values)
         return int(cursor.rowcount) == 1
 
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        from psycopg2 import sql
-
         columns = staging.columns_of(cursor, self.staged) or {}
         columns.pop(CHECKPOINT, None)
         columns.pop(CHANGE, None)
         if self.mode.create:
             self._create(cursor, columns)
-        if self.mode.name == "replace":
-            cursor.execute(sql.SQL("DELETE FROM {}").format(self.target.sql))
-        elif self.mode.attach:
+        if self.mode.attach:
             self._attach(cursor)
             return
-        elif self.mode.name == "append" and self.handle.get("replaces") is not None:
-            taken_out = sql.SQL("DELETE FROM {} WHERE {} = %s").format(self.target.sql, sql.Identifier(CHECKPOINT))
-            cursor.execute(taken_out, (self.key.checkpoint_id,))
-        if self.mode.name == "retract":
-            self._take_back(cursor, list(columns))
-        self._insert(cursor, list(columns))
+        if self.mode.key:
+            self._change(cursor, columns)
+        else:
+            self._put(cursor, list(columns))
         staging.drop(cursor, self.staged)
 
-    def _insert(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
+    def _put(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
+        """Insert the rows, in the place of the older revision's or of all."""
         from psycopg2 import sql
 
         names = [sql.Identifier(name) for name in columns]
         values: list[Any] = list(names)
-        if self.mode.name == "append":
+        if self.mode.name == "replace":
+            if self._overtaken(cursor):
+                return  # a replay: what came later has the table
+            cursor.execute(sql.SQL("DELETE FROM {}").format(self.target.sql))
+        else:
+            if self.handle.get("replaces") is not None:
+                taken_out = sql.SQL("DELETE FROM {} WHERE {} = %s").format(self.target.sql, sql.Identifier(CHECKPOINT))
+                cursor.execute(taken_out, (self.key.checkpoint_id,))
             names.append(sql.Identifier(CHECKPOINT))
             values.append(sql.Literal(self.key.checkpoint_id))
-        rows = self.staged.sql
-        if self.mode.name == "retract":
-            rows = sql.SQL("({}) AS added").format(staging.net(self.staged, columns, ">"))
-        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}").format(
-            self.target.sql, sql.SQL(", ").join(names), sql.SQL(", ").join(values), rows
-        )
-        if self.mode.key:
-            kept = sql.SQL(", ").join(map(sql.Identifier, self.mode.key))
-            others = [sql.Identifier(name) for name in columns if name not in self.mode.key]
-            changes = [sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others]
-            then = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes)) if changes else sql.SQL("NOTHING")
-            insert += sql.SQL(" ON CONFLICT ({}) DO {}").format(kept, then)
-        cursor.execute(insert)
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}")
+        cursor.execute(insert.format(self.target.sql, *map(sql.SQL(", ").join, (names, values)), self.staged.sql))
 
-    def _take_back(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
-        """Delete what a changelog takes back and does not put in anew; what it takes back has to be there."""
+    # --- by key ------------------------------------------------------------------------------------------------------
+
+    def _change(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
+        """Change rows by key as if all checkpoints had come in their order; what is taken back has to be there."""
         from psycopg2 import sql
 
-        def same(one: str, other: str) -> Any:  # noqa: ANN401 - a condition
-            equal = (
-                sql.SQL("{0}.{2} = {1}.{2}").format(*map(sql.SQL, (one, other)), sql.Identifier(name))
-                for name in self.mode.key
-            )
-            return sql.SQL(" AND ").join(equal)
+        retracts = self.mode.name == "retract"
+        changes = Changes(self.target, self.staged, self.mode.key, columns, retracts=retracts)
+        if not self.mode.keeps:
+            there = sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, changes.same("t", "gone"))
+            self._refuse_missing(changes.missing(cursor, there))
+            changes.apply(cursor)
+            return
+        history.lock(cursor, "history", self.key.pipeline, self.target)
+        chain = History(cursor, self.key.pipeline, changes, self.order)
+        older = self._older(cursor)
+        if older is None and not self._overtaken(cursor):
+            chain.add()
+            self._refuse_missing(chain.missing())
+            changes.apply(cursor)
+        else:
+            self._refuse_forgotten(cursor)
+            chain.insert()
+            self._refuse_missing(chain.missing())
+            changed = {*changes.others, *(older or ())} - {*self.mode.key, CHANGE}
+            chain.replace(changed)
+            for later, columns_there in self._narrower(cursor, changed):
+                chain.carry(later, changed - columns_there)
+            chain.forget()
+        if self.mode.history is not None:
+            self._limit(cursor, chain, self.mode.history)
 
-        gone, added = (staging.net(self.staged, columns, sign) for sign in "<>")
-        missing = sql.SQL("SELECT count(*) FROM ({}) AS gone WHERE NOT EXISTS (SELECT 1 FROM {} AS t WHERE {})")
-        cursor.execute(missing.format(gone, self.target.sql, same("t", "gone")))
-        if count := cursor.fetchone()[0]:
+    def _refuse_missing(self, count: int) -> None:
+        if count:
             msg = f"{count} rows are retracted from {self.target} that are not there"
             raise Refused(msg)
-        delete = sql.SQL(
-            "DELETE FROM {} AS t USING ({}) AS gone WHERE {} AND NOT EXISTS (SELECT 1 FROM ({}) AS added WHERE {})"
+
+    def _refuse_forgotten(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        if why := self.forgotten(cursor):
+            raise Refused(why)
+
+    def has_no_place(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
+        """Say why it cannot be promoted; what is staged now keeps its place, however long it waits (`_limit`)."""
+        if not self.mode.keeps:
+            return None
+        history.lock(cursor, "limit", self.key.pipeline, self.target, shared=True)
+        return self.forgotten(cursor)
+
+    def kept(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether the history has what it overwrote."""
+        return bool(
+            self._ask(cursor, "SELECT 1 FROM {markers} WHERE {order} = {at} AND revision = {revision} AND kept")
         )
-        cursor.execute(delete.format(self.target.sql, gone, same("t", "gone"), added, same("added", "gone")))
+
+    def forgotten(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
+        """Say why the checkpoint has no place in the history any more; None: it has one, or comes last."""
+        (found,) = self._ask(cursor, "SELECT min(checkpoint_id) FROM {markers} WHERE {order} >= {at} AND NOT kept")[0]
+        if found is None:
+            return None
+        return (
+            f"what checkpoint {found} overwrote in {self.target} is not kept, so nothing that comes before it can be"
+            " changed any more"
+        )
+
+    def _older(self, cursor: Any) -> list[str] | None:  # noqa: ANN401 - a cursor
+        """Return the columns of the revision that is replaced; None: there is none."""
+        query = "SELECT manifest->'schema' FROM {markers} WHERE {order} = {at} AND revision < {revision}"
+        found = self._ask(cursor, query, "ORDER BY revision DESC LIMIT 1")
+        return [name for name, _ in found[0][0]] if found else None
+
+    def _overtaken(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether something is promoted that comes later."""
+        return bool(self._ask(cursor, "SELECT 1 FROM {markers} WHERE {order} > {at}", "LIMIT 1"))
+
+    def _narrower(self, cursor: Any, columns: set[str]) -> list[tuple[Order, set[str]]]:  # noqa: ANN401 - a cursor
+        """Return the later checkpoints that leave some of these columns alone, in their order, each with its own."""
+        query = (
+            "SELECT DISTINCT ON ({order}) {order}, ARRAY(SELECT c->>0 FROM jsonb_array_elements(manifest->'schema') c)"
+            " FROM {markers} WHERE {order} > {at}"
+        )
+        found = self._ask(cursor, query, "ORDER BY {order}, revision DESC")
+        return [(order, set(names)) for order, names in found if not columns <= set(names)]
+
+    def _limit(self, cursor: Any, chain: History, most: int) -> None:  # noqa: ANN401 - a cursor
+        """Keep the entries of the latest checkpoints only, unless something is staged that may need older ones.
+
+        Whoever has staged looks for its place afterwards (`has_no_place`), and waits for who drops entries right now.
+        """
+        history.lock(cursor, "limit", self.key.pipeline, self.target)
+        cursor.execute(
+            "SELECT 1 FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)"
+            " AND NOT starts_with(tablename, %s) LIMIT 1",
+            (self.staged.schema, self.staged.name[: len("s_01234567_")], self.staged.name),
+        )
+        if cursor.fetchone():
+            return
+        last = f"ORDER BY 1 DESC OFFSET {most - 1} LIMIT 1"
+        if found := self._ask(cursor, "SELECT DISTINCT {order} FROM {markers} WHERE true", last):
+            ((first,),) = found
+            chain.drop(first)
+            self._ask(cursor, "UPDATE {markers} SET kept = false WHERE kept AND {order} < {first}", first=first)
+
+    def _ask(self, cursor: Any, query: str, then: str = "", **more: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a cursor
+        """Ask the markers of this pipeline in this target."""
+        from psycopg2 import sql
+
+        mine = sql.SQL(f"{query} AND pipeline = {{pipeline}} AND target = {{target}} {then}")
+        values = {
+            "pipeline": self.key.pipeline,
+            "target": str(self.target),
+            "revision": self.key.revision,
+            "at": self.order,
+            **more,
+        }
+        order = sql.Identifier("checkpoint_id" if isinstance(self.order, int) else "slot_order")
+        literals = {name: sql.Literal(value) for name, value in values.items()}
+        cursor.execute(mine.format(markers=MARKERS.sql, order=order, **literals))
+        return list(cursor.fetchall()) if cursor.description else []
 
     def _attach(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         """Make the staging table a partition; in a replacement the old one goes in the same transaction."""

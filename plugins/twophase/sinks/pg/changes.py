@@ -1,0 +1,106 @@
+"""What a checkpoint does to the rows of a target, by key: each key that it names gets a row, or loses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twophase.sinks.pg import staging
+from twophase.sinks.pg.database import Table
+
+if TYPE_CHECKING:
+    from psycopg2.sql import Composable
+
+#: What begins so is a column of ours.
+OURS = "_twophase_"
+#: Whether there is a row.
+THERE = f"{OURS}there"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The staged rows of an upsert, or what a changelog comes to."""
+
+    target: Table
+    staged: Table
+    key: tuple[str, ...]
+    #: The staged columns that are the target's too, with their types.
+    columns: Mapping[str, str]
+    retracts: bool = False
+
+    @property
+    def others(self) -> list[str]:
+        """Return the columns besides the key."""
+        return [name for name in self.columns if name not in self.key]
+
+    def same(self, one: str, other: str) -> Composable:
+        """Return the condition that two tables, by their short names, have the same key."""
+        from psycopg2 import sql
+
+        equal = (
+            sql.SQL("{0}.{2} = {1}.{2}").format(sql.SQL(one), sql.SQL(other), sql.Identifier(name)) for name in self.key
+        )
+        return sql.SQL(" AND ").join(equal)
+
+    @property
+    def rows(self) -> Composable:
+        """Return one row per key that is changed; without THERE it says that the key loses its row."""
+        from psycopg2 import sql
+
+        names, there = _list(self.columns), sql.Identifier(THERE)
+        if not self.retracts:
+            return sql.SQL("SELECT {}, true AS {} FROM {}").format(names, there, self.staged.sql)
+        gone, added = (staging.net(self.staged, list(self.columns), sign) for sign in "<>")
+        nothing = sql.SQL(", ").join(
+            sql.Identifier("gone", name)
+            if name in self.key
+            else sql.SQL("NULL::{} AS {}").format(sql.SQL(kind), sql.Identifier(name))
+            for name, kind in self.columns.items()
+        )
+        return sql.SQL(
+            "SELECT {names}, true AS {there} FROM ({added}) AS added UNION ALL"
+            " SELECT DISTINCT {nothing}, false FROM ({gone}) AS gone"
+            " WHERE NOT EXISTS (SELECT 1 FROM ({added}) AS added WHERE {same})"
+        ).format(names=names, there=there, added=added, gone=gone, nothing=nothing, same=self.same("added", "gone"))
+
+    def missing(self, cursor: Any, there: Composable) -> int:  # noqa: ANN401 - a cursor
+        """Count the rows that are taken back and are not `there`, a condition on the key of `gone`."""
+        from psycopg2 import sql
+
+        if not self.retracts:
+            return 0
+        query = sql.SQL("SELECT count(*) FROM ({}) AS gone WHERE NOT EXISTS ({})")
+        cursor.execute(query.format(staging.net(self.staged, list(self.columns), "<"), there))
+        found: int = cursor.fetchone()[0]
+        return found
+
+    def apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Change the target: nothing of what is changed here was changed by what comes later."""
+        if self.retracts:
+            self.delete(cursor, self.rows)
+        self.upsert(cursor, self.rows, list(self.columns), self.others)
+
+    def delete(self, cursor: Any, rows: Composable) -> None:  # noqa: ANN401 - a cursor
+        """Delete the keys that lose their row."""
+        from psycopg2 import sql
+
+        delete = sql.SQL("DELETE FROM {} AS t USING ({}) AS c WHERE {} AND NOT c.{}")
+        cursor.execute(delete.format(self.target.sql, rows, self.same("t", "c"), sql.Identifier(THERE)))
+
+    def upsert(self, cursor: Any, rows: Composable, columns: list[str], changed: list[str]) -> None:  # noqa: ANN401 - a cursor
+        """Put in the rows of the others; of what is there already only the `changed` columns."""
+        from psycopg2 import sql
+
+        sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed]
+        then = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(sets)) if sets else sql.SQL("NOTHING")
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ({}) AS c WHERE c.{} ON CONFLICT ({}) DO {}")
+        names = _list(columns)
+        there = sql.Identifier(THERE)
+        cursor.execute(insert.format(self.target.sql, names, names, rows, there, _list(self.key), then))
+
+
+def _list(names: Any) -> Composable:  # noqa: ANN401 - names
+    from psycopg2 import sql
+
+    return sql.SQL(", ").join(map(sql.Identifier, names))
