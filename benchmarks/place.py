@@ -41,8 +41,11 @@ class Place:
         engine.dispose()
         return dsn
 
-    def spark(self) -> SparkSession:
-        """Return the session, which is started first if need be: Spark as it comes, but for its pages and its voice."""
+    def spark(self, *packages: str) -> SparkSession:
+        """Return the session, which is started first if need be: Spark as it comes, but for its pages and its voice.
+
+        `packages` are what Maven calls them; they go into a Java that is started with them.
+        """
         from pyspark.sql import SparkSession
 
         if self._spark is None:
@@ -58,6 +61,8 @@ class Place:
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
             }
+            if packages:
+                settings["spark.jars.packages"] = ",".join(packages)
             for name, value in settings.items():
                 builder = builder.config(name, value)
             self._spark = builder.getOrCreate()
@@ -68,7 +73,20 @@ class Place:
         """Stop what runs."""
         if self._spark is not None:
             self._spark.stop()
+            _stop_java()
         postgres.stop()
+
+
+def _stop_java() -> None:
+    """End the Java behind Spark: the next measure may want other packages in it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway  # noqa: SLF001 - Spark has no other way to end it
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=60)
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - likewise
 
 
 def administer(dsn: str, *statements: str) -> None:
