@@ -23,7 +23,8 @@ from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.core.sampling import Row, cut, line, sample
 from twophase.core.settings import spark_jobs
 from twophase.core.slots import Slot, duration
-from twophase.sinks.relations import Relation, literal, quote
+from twophase.sinks.relations import literal, quote
+from twophase.sinks.rowsets import RowSet
 
 SEVERITIES = ("fail", "warn")
 LONGEST_NAME = 80
@@ -83,10 +84,10 @@ class Audit(Declared):
         self._expect(severity in SEVERITIES, f"severity {severity!r}: expected {' or '.join(SEVERITIES)}")
 
     @abstractmethod
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:
         """Look at the staged rows."""
 
-    def check(self, relation: Relation, context: AuditContext) -> Verdict:
+    def check(self, relation: RowSet, context: AuditContext) -> Verdict:
         """Look at the staged rows; what cannot be checked has not passed."""
         try:
             return self.find(relation, context)
@@ -152,7 +153,7 @@ def _called(kind: str, subject: str) -> str:
     return f"{kind}({subject})" if subject else kind
 
 
-def _there(relation: Relation, columns: Iterable[str]) -> None:
+def _there(relation: RowSet, columns: Iterable[str]) -> None:
     """Raise ConfigError unless the staged rows have these columns; letter case does not count, as in Spark."""
     names = {name.lower() for name in relation.names}
     if missing := [column for column in columns if column.lower() not in names]:
@@ -197,7 +198,7 @@ class RowCount(Audit):
         self._expect(good, f"ratio_to_previous {ratio_to_previous!r}: {expected}")
         super().__init__("", bounds, on, severity)
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:  # noqa: ARG002 - the manifest knows
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the manifest knows
         """Compare the manifest's count with the bounds."""
         rows, before = context.rows, context.previous_rows
         expected, good, note = [], [], ""
@@ -241,7 +242,7 @@ class NotNull(ColumnsAudit):
 
     kind = "not_null"
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
         """Count the NULLs of every column in one scan."""
         _there(relation, self.columns)
         view = quote(relation.name)
@@ -268,16 +269,16 @@ class Unique(ColumnsAudit):
 
     kind = "unique"
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
         """Count the combinations; look for the doubled ones only if there are fewer than rows."""
         _there(relation, self.columns)
         keys, view = ", ".join(map(quote, self.columns)), quote(relation.name)
         rows = relation.value(f"SELECT count(*) FROM {view}")  # noqa: S608 - names are quoted
-        kept = relation.value(f"SELECT count(*) FROM (SELECT DISTINCT {keys} FROM {view})")  # noqa: S608 - likewise
+        kept = relation.value(f"SELECT count(*) FROM (SELECT DISTINCT {keys} FROM {view}) AS kept")  # noqa: S608 - likewise
         if rows == kept:
             return self.passed(f"expected nothing twice, found nothing in {_count(rows)}")
-        doubled = f'SELECT {keys}, count(*) AS "rows" FROM {view} GROUP BY ALL HAVING count(*) > 1'  # noqa: S608 - likewise
-        number = relation.value(f"SELECT count(*) FROM ({doubled})")  # noqa: S608 - our own query
+        doubled = f'SELECT {keys}, count(*) AS "rows" FROM {view} GROUP BY {keys} HAVING count(*) > 1'  # noqa: S608 - likewise
+        number = relation.value(f"SELECT count(*) FROM ({doubled}) AS doubled")  # noqa: S608 - our own query
         text = f"expected nothing twice, found {number} doubled: {_count(rows - kept)} too many of {rows}"
         return self.failed(text, relation.sample(f"{doubled} ORDER BY count(*) DESC"))
 
@@ -306,7 +307,7 @@ class ValuesIn(Audit):
         self._expect(bool(self.values), f"values of {column!r}: expected some, found none")
         super().__init__(column, {"column": column, "values": self.values}, on, severity)
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
         """Count the rows with another value."""
         _there(relation, [self.column])
         column, kind = quote(self.column), relation.types()[self.column.lower()]
@@ -316,7 +317,7 @@ class ValuesIn(Audit):
         expected = f"expected one of {cut(', '.join(map(str, self.values)))}"
         if not number:
             return self.passed(f"{expected}, found no other")
-        found = f'SELECT {column}, count(*) AS "rows" {other} GROUP BY ALL ORDER BY count(*) DESC'
+        found = f'SELECT {column}, count(*) AS "rows" {other} GROUP BY {column} ORDER BY count(*) DESC'
         return self.failed(f"{expected}, found another in {_count(number)}", relation.sample(found))
 
 
@@ -337,18 +338,18 @@ class Fresh(Audit):
         self.age = duration(str(within), f"audit fresh: within of {column!r}")
         super().__init__(column, {"column": column, "within": within}, on, severity)
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:
         """Compare the newest value with the end of the slot, or with the begin."""
         _there(relation, [self.column])
         kind = relation.types()[self.column.lower()]
-        if not kind.startswith(("DATE", "TIMESTAMP")):
+        if not kind.upper().startswith(("DATE", "TIMESTAMP")):
             msg = f"column {self.column!r} is {kind}, expected a date or a timestamp"
             raise ConfigError(msg)
         end = Slot.parse(context.slot).end if context.slot else None
         oldest = (end or context.began) - self.age
         newest = f"SELECT max({quote(self.column)}) AS newest FROM {quote(relation.name)}"  # noqa: S608 - names are quoted
         late = f"CAST(newest AS TIMESTAMPTZ) < CAST({literal(oldest.isoformat())} AS TIMESTAMPTZ)"
-        answer = f"SELECT CAST(newest AS VARCHAR) AS newest, {late} AS late FROM ({newest})"  # noqa: S608 - our own query
+        answer = f"SELECT CAST(newest AS VARCHAR) AS newest, {late} AS late FROM ({newest}) AS newest_one"  # noqa: S608 - our own query
         found = relation.rows(answer)[0]
         what = "the slot's end" if end else "the checkpoint began"
         expected = f"expected {oldest.isoformat()} or later, {self.within} before {what}"
@@ -382,11 +383,11 @@ class Sql(Audit):
         self.query = query
         self.name = name or self.name
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
         """Count the rows, which needs few columns; look at some only if there are any."""
         try:
             query = f"SELECT * FROM {relation.query(self.query)}"  # noqa: S608 - in a subquery it can only read
-            number = relation.value(f"SELECT count(*) FROM ({query})")  # noqa: S608 - likewise
+            number = relation.value(f"SELECT count(*) FROM ({query}) AS found")  # noqa: S608 - likewise
             found = relation.sample(query) if number else []
         except ConfigError as error:
             msg = f"{error}; the table is {relation.name}, with the columns {', '.join(relation.names)}"
@@ -413,9 +414,9 @@ class Expression(Audit):
         super().__init__(function, {"function": function}, on, severity)
         self.function = function
 
-    def find(self, relation: Relation, context: AuditContext) -> Verdict:
+    def find(self, relation: RowSet, context: AuditContext) -> Verdict:
         """Call the function; what it raises is its answer, too."""
-        staged = relation.connection.view(relation.name)
+        staged = relation.view()
         try:
             answer = self._import()(staged, context)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything, and has then not passed

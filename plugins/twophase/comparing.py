@@ -1,7 +1,7 @@
 """Compare two sets of rows: what is staged, or a new revision, with the live one.
 
-Rows are compared as multisets, so a row that is there twice counts twice, and NULL equals NULL. DuckDB does the work on
-the files themselves and puts aside on disk what memory cannot hold; only the samples reach Python.
+Rows are compared as multisets, so a row that is there twice counts twice, and NULL equals NULL. The work is done
+where they are, by DuckDB on files, which puts aside on disk what memory cannot hold; only samples reach Python.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column
 from twophase.core.sampling import Row, sample
-from twophase.sinks.relations import Relation, cut_rows, explained, opened, quote, view_types
+from twophase.sinks.relations import quote
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+    from twophase.sinks.rowsets import RowSet, Session
 
 #: How many bytes of JSON one row of a sample takes at most: a person asked for it.
 SAMPLE_BYTES = 8000
@@ -76,7 +76,7 @@ class Comparison:
         }
 
 
-def compare(old: Relation, new: Relation, key: Sequence[str] = (), samples: int = 0) -> Comparison:
+def compare(old: RowSet, new: RowSet, key: Sequence[str] = (), samples: int = 0) -> Comparison:
     """Compare by all columns that both sides have; with a key, tell changed rows from added and removed ones.
 
     A key that is there twice on one side is an error. `samples` is how many rows of each kind to show.
@@ -89,8 +89,8 @@ def compare(old: Relation, new: Relation, key: Sequence[str] = (), samples: int 
         raise ConfigError(msg)
     keys = _keys(key, shared)
     alone = [column.name for name, column in {**before, **after}.items() if name not in before or name not in after]
-    with opened(sides, new.threads) as connection, explained():
-        work = _Difference(connection, shared, keys)
+    with new.beside(old) as session:
+        work = _Difference(session, shared, keys)
         for side in sides if keys else ():
             work.check_key(side)
         work.create()
@@ -132,25 +132,24 @@ def _words(before: Mapping[str, Column], after: Mapping[str, Column]) -> Iterato
 class _Difference:
     """The rows that one side has more often than the other, in a table: c0, c1 … and how often (`n`, new above 0)."""
 
-    def __init__(self, connection: DuckDBPyConnection, columns: list[str], keys: list[str]) -> None:
-        self.connection = connection
-        self.types = {view: view_types(connection, view) for view in ("old", "new")}
+    def __init__(self, session: Session, columns: list[str], keys: list[str]) -> None:
+        self.session = session
+        self.types = {view: session.types(view) for view in ("old", "new")}
         #: Names by what they are called in the table; the key comes first.
         self.columns = {f"c{n}": name for n, name in enumerate(sorted(columns, key=lambda name: name not in keys))}
         self.keys = [cell for cell, name in self.columns.items() if name in keys]
         self.kinds = ("added", "removed", "changed") if keys else ("added", "removed")
 
     def number(self, query: str) -> int:
-        row = self.connection.execute(query).fetchone()
-        return int(row[0] or 0) if row else 0
+        return int(self.session.value(query) or 0)
 
     def check_key(self, side: str) -> None:
         """Raise ConfigError if a key is there twice: then no row could be said to have changed."""
         names = [self.columns[cell] for cell in self.keys]
         listed = ", ".join(map(quote, names))
         twice = f"SELECT {listed} FROM {side} GROUP BY {listed} HAVING count(*) > 1"  # noqa: S608 - names are quoted
-        if number := self.number(f"SELECT count(*) FROM ({twice})"):  # noqa: S608 - our own query
-            example = cut_rows(self.connection, f"{twice} ORDER BY ALL", 1, SAMPLE_BYTES)[0]
+        if number := self.number(f"SELECT count(*) FROM ({twice}) AS doubled"):  # noqa: S608 - our own query
+            example = self.session.sample(f"{twice} ORDER BY {listed}", 1, SAMPLE_BYTES)[0]
             shown = ", ".join(f"{name}={value}" for name, value in example.items())
             which = f"key {', '.join(names)}: in the {side} rows {number} of its values are there more than once"
             msg = f"{which}, such as {shown}; expected each once, give a key that is unique"
@@ -163,9 +162,10 @@ class _Difference:
             f"SELECT {', '.join(self._value(cell, side) for cell in self.columns)}, {n} AS n FROM {side}"  # noqa: S608 - names are quoted
             for side, n in (("old", -1), ("new", 1))
         ]
-        self.connection.execute(
-            f"CREATE TEMP TABLE difference AS SELECT {cells}, CAST(sum(n) AS BIGINT) AS n"  # noqa: S608 - our own names
-            f" FROM ({' UNION ALL '.join(sides)}) GROUP BY {cells} HAVING sum(n) <> 0"
+        self.session.keep(
+            "difference",
+            f"SELECT {cells}, CAST(sum(n) AS BIGINT) AS n FROM ({' UNION ALL '.join(sides)}) AS sides"  # noqa: S608 - our own names
+            f" GROUP BY {cells} HAVING sum(n) <> 0",
         )
 
     def _value(self, cell: str, side: str) -> str:
@@ -189,14 +189,15 @@ class _Difference:
         if kind == "changed":
             return f"FROM difference AS a JOIN difference AS b ON {match} AND a.n < 0 AND b.n > 0"
         mine, other = (">", "<") if kind == "added" else ("<", ">")
-        lacks = f" AND NOT EXISTS (FROM difference AS b WHERE {match} AND b.n {other} 0)" if self.keys else ""
+        lacks = f" AND NOT EXISTS (SELECT 1 FROM difference AS b WHERE {match} AND b.n {other} 0)" if self.keys else ""
         return f"FROM difference AS a WHERE a.n {mine} 0{lacks}"
 
     def sample(self, kind: str, limit: int) -> list[Row]:
         """Return some rows of one kind; of changed ones the key, and what its other columns were and are."""
         if kind != "changed":
             cells = ", ".join(f"a.{cell} AS {quote(name)}" for cell, name in self.columns.items())
-            return cut_rows(self.connection, f"SELECT {cells} {self._of(kind)} ORDER BY ALL", limit, SAMPLE_BYTES)
+            order = ", ".join(f"a.{cell}" for cell in self.columns)
+            return self.session.sample(f"SELECT {cells} {self._of(kind)} ORDER BY {order}", limit, SAMPLE_BYTES)
         others = [cell for cell in self.columns if cell not in self.keys]
         cells = ", ".join(
             [
@@ -206,7 +207,7 @@ class _Difference:
             ]
         )
         query = f"SELECT {cells} {self._of(kind)} ORDER BY {', '.join(f'a.{cell}' for cell in self.keys)}"
-        return [self._changed(row) for row in cut_rows(self.connection, query, limit, sys.maxsize)]
+        return [self._changed(row) for row in self.session.sample(query, limit, sys.maxsize)]
 
     def _changed(self, row: Row) -> Row:
         """Sort a changed row's values: its key, and the columns that differ."""

@@ -16,7 +16,7 @@ from twophase.sinks.base import Sink
 if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord
     from twophase.pipeline import Pipeline
-    from twophase.sinks.relations import Relation
+    from twophase.sinks.rowsets import RowSet
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,11 @@ def diff(  # noqa: PLR0913 - what a person asks for
     for name in sinks or pipeline.writes:
         sink = pipeline.writes[name]
         with ExitStack() as stack:
-            after = stack.enter_context(_relation(record, sink, name, new))
-            before = stack.enter_context(_relation(record, sink, name, old) if old else after.nothing())
+            if changing := _changing(record, sink, name, new):
+                before, after = map(stack.enter_context, changing)
+            else:
+                after = stack.enter_context(_relation(record, sink, name, new))
+                before = stack.enter_context(_relation(record, sink, name, old) if old else after.nothing())
             yield Diff(name, new.key, old.key if old else None, compare(before, after, key, samples))
 
 
@@ -82,8 +85,16 @@ def _which(
     return new, next(iter([*live, *before]), None)
 
 
+def _changing(record: PostgresRecord, sink: Sink, name: str, revision: Revision) -> tuple[RowSet, RowSet] | None:
+    """Return what an undecided revision would change in a sink that goes by keys."""
+    if revision.state not in UNDECIDED:
+        return None
+    participant = _participant(record, name, revision)
+    return sink.changing(revision.key, participant.handle, participant.manifest)
+
+
 @contextmanager
-def _relation(record: PostgresRecord, sink: Sink, name: str, revision: Revision) -> Iterator[Relation]:
+def _relation(record: PostgresRecord, sink: Sink, name: str, revision: Revision) -> Iterator[RowSet]:
     participant = _participant(record, name, revision)
     output = Output(revision.key, participant.attempt, participant.handle, participant.manifest)
     staged = revision.state in UNDECIDED or (revision.state is State.COMMITTING and not sink.stands(output))

@@ -44,7 +44,7 @@ from twophase.core.errors import ConfigError
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Json, Key, Output
     from twophase.core.ports import Promotion
-    from twophase.sinks.relations import Relation
+    from twophase.sinks.rowsets import RowSet
 
 
 class Attempt(NamedTuple):
@@ -131,9 +131,16 @@ class Sink(Declared):
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Raise ManifestMismatch unless storage holds all that the manifest says."""
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:  # noqa: ARG002 - for sinks that can
+    def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - for sinks that can
         """Return what an attempt staged, for audits and comparisons."""
         self._refuse("it cannot be audited; leave it out with on=…")
+
+    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - for sinks that can
+        """Return the rows that a staged output would change, as they are and as they would be.
+
+        For sinks that go by keys. None: a revision is compared with the one that it replaces.
+        """
+        return None
 
     @abstractmethod
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -184,7 +191,7 @@ class Sink(Declared):
         """Return a frame over decided revisions."""
         self._refuse("it cannot be read by the record; read it with its own tools")
 
-    def committed(self, output: Output) -> Relation:  # noqa: ARG002 - for sinks that can
+    def committed(self, output: Output) -> RowSet:  # noqa: ARG002 - for sinks that can
         """Return what a decided revision holds, for comparisons."""
         self._refuse("it cannot be compared")
 

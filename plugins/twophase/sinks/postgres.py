@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
-from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
+from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Schema
 from twophase.core.ports import Promotion
@@ -19,7 +19,9 @@ from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import order_of
 from twophase.sinks.pg.promoting import Mode, Promoter
-from twophase.sinks.pg.staging import CHECKPOINT, Columns
+from twophase.sinks.pg.relations import Place, Rows
+from twophase.sinks.pg.staging import CHANGE, CHECKPOINT, Columns
+from twophase.sinks.rowsets import RowSet
 
 MODES = ("append", "upsert", "retract", "replace")
 _BY_KEY = ("upsert", "retract")
@@ -306,6 +308,23 @@ class Postgres(Sink):
             msg = f"checkpoint {key}: staging table {table} {what}; stage it again"
             raise ManifestMismatch(msg)
 
+    def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
+        """Return what an attempt staged; of a changelog the changes themselves."""
+        return Rows(self.conn_id, Place(Table(*handle["staging"])), manifest["schema"])
+
+    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - likewise
+        """Return the rows whose keys are staged, as they are and as they would be."""
+        if self.mode not in _BY_KEY:
+            return None
+        table = Table(*handle["staging"])
+        schema = [column for column in manifest["schema"] if column[0] != CHANGE]
+        now, then = staging.changing(table, self.target, self.key, [name for name, _ in schema], self.mode)
+        with self._looking() as cursor:
+            there = staging.columns_of(cursor, self.target)
+        before = Rows(self.conn_id, Place(self.target, where=now), schema, "before")
+        after = Rows(self.conn_id, Place(table, instead=then), schema, "after")
+        return (after.nothing() if there is None else before), after
+
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
@@ -421,6 +440,21 @@ class Postgres(Sink):
             cursor.execute(sql.SQL(query).format(promoting.MARKERS.sql), values)
             found: int | None = cursor.fetchone()[0]
         return found == output.key.revision
+
+    def committed(self, output: Output) -> RowSet:
+        """Return the rows of a decided revision, as long as they are the ones in the target."""
+        from psycopg2 import sql
+
+        if self.mode in _BY_KEY:
+            self._refuse(f"what a checkpoint of mode {self.mode!r} changed is not told apart once it is committed")
+        if not self.stands(output):
+            msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
+            raise Swept(msg)
+        mine = None
+        if self.mode == "append":
+            condition = sql.SQL("WHERE {} = {}")
+            mine = condition.format(sql.Identifier(CHECKPOINT), sql.Literal(output.key.checkpoint_id))
+        return Rows(self.conn_id, Place(self.target, where=mine), output.manifest["schema"], "committed")
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over the rows of decided revisions that still stand."""

@@ -21,7 +21,7 @@ from twophase.core.sampling import CHARACTERS, ROW_BYTES, ROWS, Row, sample
 from twophase.sinks.types import split
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 #: What Spark calls the folder of rows without a value.
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -168,12 +168,17 @@ class Relation:
             raise ConfigError(msg)
         raw, operator = text.encode(), duckdb.token_type.operator
         ends = (at for at, kind in duckdb.tokenize(text) if kind == operator and raw.startswith(b";", at))
-        return f"(\n{raw[: min(ends, default=len(raw))].decode()}\n)"
+        return f"(\n{raw[: min(ends, default=len(raw))].decode()}\n) AS audited"
 
-    @staticmethod
-    def quote(identifier: str) -> str:
-        """Return an identifier as SQL has it."""
-        return quote(identifier)
+    def view(self) -> DuckDBPyRelation:
+        """Return the view."""
+        return self.connection.view(self.name)
+
+    @contextmanager
+    def beside(self, old: Relation) -> Iterator[DuckDB]:
+        """Ask for these rows as `new` and others as `old`."""
+        with opened({"old": old, "new": self}, self.threads) as connection, explained():
+            yield DuckDB(connection)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -255,6 +260,31 @@ class Relation:
             value = f"encode({text})" if kinds[key] == "BLOB" else f"CAST({text} AS {kinds[key]})"
             select.append(f"{value} AS {quote(key)}")
         connection.execute(f"CREATE TEMP TABLE {name} AS SELECT {', '.join(select)}", parameters)
+
+
+class DuckDB:
+    """A connection, as comparisons ask it."""
+
+    def __init__(self, connection: DuckDBPyConnection) -> None:
+        """Take a connection with its views."""
+        self._connection = connection
+
+    def types(self, view: str) -> dict[str, str]:
+        """Return DuckDB's type of each column, by its name in lower case."""
+        return view_types(self._connection, view)
+
+    def keep(self, name: str, select: str) -> None:
+        """Put the answer to a query aside."""
+        self._connection.execute(f"CREATE TEMP TABLE {quote(name)} AS {select}")
+
+    def value(self, query: str) -> Any:  # noqa: ANN401 - whatever the query asks for
+        """Return the first column of a query's first row."""
+        row = self._connection.execute(query).fetchone()
+        return None if row is None else row[0]
+
+    def sample(self, query: str, limit: int, size: int) -> list[Row]:
+        """Return some rows of a query, cut."""
+        return cut_rows(self._connection, query, limit, size)
 
 
 def partition_values(file: str, partition_by: Sequence[str]) -> list[str | None]:

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twophase.core.errors import BadValue, ConfigError, SinkUnavailable
+from twophase.core.errors import BadValue, ConfigError, SinkUnavailable, TwophaseError
 from twophase.core.manifest import Column, Schema
-from twophase.sinks.pg import database, types
+from twophase.sinks.pg import database, jdbc, types
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.types import Loading
 
@@ -28,11 +28,15 @@ CHECKPOINT = "_checkpoint"
 #: What a row of a changelog means, and the column that says it.
 CHANGE = "_change"
 ADDED, TAKEN_BACK = ("+I", "+U"), ("-U", "-D")
-_SAID = re.compile(r"ERROR:\s*([^\n]*)(?:\n(?:CONTEXT|DETAIL):\s*([^\n]*))?")
+_SAID = re.compile(
+    r"ERROR:\s*((?:(?!\s+Call getNextException)[^\n])*)[^\n]*(?:\n\s*(?:CONTEXT|DETAIL|Detail):\s*([^\n]*))?"
+)
 _OURS = re.compile(r"twophase: ([^\n]*?) :twophase")
 _AWAY = re.compile(
-    r"could not connect|Connection refused|server closed the connection|terminating connection|SSL SYSCALL"
+    r"could not connect|Connection (?:to \S+ )?refused|server closed the connection|terminating connection|SSL SYSCALL"
+    r"|An I/O error occurred"
 )
+_NO_DRIVER = re.compile(rf"ClassNotFoundException: {re.escape(jdbc.DRIVER)}")
 _NO_WHEEL = re.compile(r"No module named '(adbc_driver_\w+)'")
 
 
@@ -140,10 +144,18 @@ def converted(frame: DataFrame, columns: Columns) -> DataFrame:
 
 
 def load(which: str, frame: DataFrame, conn_id: str, table: Table) -> None:
-    """Let the executors load every partition; the connection's password goes to them over Spark's own channel."""
-    loader = Loader(database.dsn(conn_id), table)
+    """Let the executors load every partition; the connection's password goes to them over Spark's own channel.
+
+    Where one of them lacks the ADBC wheel, Spark's JDBC writer does it.
+    """
     try:
-        frame.mapInArrow(loader, "part int, rows bigint").collect()
+        if jdbc.is_needed(frame.sparkSession):
+            jdbc.load(which, frame, conn_id, table, parts_of(table))
+        else:
+            loader = Loader(database.dsn(conn_id), table)
+            frame.mapInArrow(loader, "part int, rows bigint").collect()
+    except TwophaseError:
+        raise
     except Exception as error:
         raise _explained(which, error) from error
 
@@ -153,8 +165,13 @@ def _explained(which: str, error: Exception) -> Exception:
     text = str(error)
     if ours := _OURS.search(text):
         return BadValue(f"{which}: {ours[1]}; correct it in the transform")
+    if _NO_DRIVER.search(text):
+        return ConfigError(
+            f"{which}: the executors lack the ADBC wheel, and Spark PostgreSQL's JDBC driver; install"
+            " twophase[postgres] where Spark runs, or add org.postgresql:postgresql to spark.jars.packages"
+        )
     if missing := _NO_WHEEL.search(text):
-        return ConfigError(f"{which}: {missing[1]} is not there on the executors; install twophase[postgres] there")
+        return ConfigError(f"{which}: {missing[1]} is not there on an executor; install twophase[postgres] on all")
     if _AWAY.search(text):
         return SinkUnavailable(f"{which}: the target database went away while rows were staged; nothing was committed")
     if said := _SAID.search(text):
@@ -172,6 +189,18 @@ def net(table: Table, columns: Sequence[str], sign: str) -> Composable:
     return sql.SQL("SELECT {0}, {1} AS _times FROM {2} GROUP BY {0} HAVING {1} {3} 0").format(
         names, counted, table.sql, sql.SQL(sign)
     )
+
+
+def changing(
+    table: Table, target: Table, key: Sequence[str], columns: Sequence[str], mode: str
+) -> tuple[Composable, Composable]:
+    """Return which rows of the target a staged output changes by key, and what they are afterwards."""
+    from psycopg2 import sql
+
+    same = sql.SQL(" AND ").join(sql.SQL("s.{0} = {1}.{0}").format(sql.Identifier(name), target.sql) for name in key)
+    now = sql.SQL("WHERE EXISTS (SELECT 1 FROM {} AS s WHERE {})").format(table.sql, same)
+    then = sql.SQL("({}) AS then").format(net(table, columns, ">")) if mode == "retract" else table.sql
+    return now, then
 
 
 def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
