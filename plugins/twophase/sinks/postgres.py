@@ -434,12 +434,18 @@ class Postgres(Sink):
         """Say whether a revision's rows are the ones in the target: no later revision has taken their place."""
         from psycopg2 import sql
 
-        query = "SELECT max(revision) FROM {} WHERE pipeline = %s AND target = %s AND checkpoint_id = %s"
+        last = "SELECT checkpoint_id, revision FROM {} WHERE pipeline = %s AND target = %s{} ORDER BY {} DESC LIMIT 1"
+        whole = self.mode == "replace"  # then any later checkpoint takes its place, too
+        mine = sql.SQL("" if whole else " AND checkpoint_id = %s")
+        query = sql.SQL(last).format(
+            promoting.MARKERS.sql, mine, sql.Identifier("promoted_at" if whole else "revision")
+        )
         with self._looking() as cursor:
-            values = (output.key.pipeline, str(self.target), output.key.checkpoint_id)
-            cursor.execute(sql.SQL(query).format(promoting.MARKERS.sql), values)
-            found: int | None = cursor.fetchone()[0]
-        return found == output.key.revision
+            cursor.execute(
+                query, (output.key.pipeline, str(self.target), output.key.checkpoint_id)[: 2 if whole else 3]
+            )
+            found = cursor.fetchone()
+        return bool(found == (output.key.checkpoint_id, output.key.revision))
 
     def committed(self, output: Output) -> RowSet:
         """Return the rows of a decided revision, as long as they are the ones in the target."""

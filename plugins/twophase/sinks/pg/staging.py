@@ -199,7 +199,7 @@ def changing(
 
     same = sql.SQL(" AND ").join(sql.SQL("s.{0} = {1}.{0}").format(sql.Identifier(name), target.sql) for name in key)
     now = sql.SQL("WHERE EXISTS (SELECT 1 FROM {} AS s WHERE {})").format(table.sql, same)
-    then = sql.SQL("({}) AS then").format(net(table, columns, ">")) if mode == "retract" else table.sql
+    then = sql.SQL("({}) AS left_over").format(net(table, columns, ">")) if mode == "retract" else table.sql
     return now, then
 
 
