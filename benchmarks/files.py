@@ -21,8 +21,7 @@ from twophase import Pipeline, sinks, sources
 from twophase.core.coordinator import Coordinator
 from twophase.core.settings import data_path
 from twophase.running import InProcess, Runner
-from twophase.sinks import disk, manifests
-from twophase.sinks import files as files_sink
+from twophase.sinks import disk, storage
 from twophase.sinks.files import Files
 from twophase.staging import Staging
 
@@ -74,7 +73,7 @@ def run(place: Place, sizes: Sizes) -> Findings:
         ],
         profile={
             "ours": medians(mine, parts),
-            f"ours, inside seal, over {manifests.THREADS} threads": medians(mine, threads),
+            f"ours, inside seal, over {storage.THREADS} threads": medians(mine, threads),
             "peer": medians(theirs),
         },
         notes=[
@@ -118,7 +117,7 @@ def watch() -> Stopwatch:
             "stage": (InProcess, "__call__"),
             "seal": (Files, "seal"),
             "seal: fsync and checksum": (disk, "seal_file"),
-            "seal: footers": (files_sink, "count_rows"),
+            "seal: footers": (storage, "count_rows"),
             "check and vote": (Staging, "_vote"),
             "commit and promote": (Coordinator, "commit"),
         }

@@ -21,6 +21,8 @@ from twophase.local import postgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from s3_server import S3Server
+
 #: Where Airflow would put a configuration of its own, should a test import it.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="twophase-airflow-home-"))
 
@@ -127,3 +129,29 @@ def spark() -> Iterator[SparkSession]:
     session = local_session()
     yield session
     session.stop()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start to build the S3 server early, if any test is going to need it."""
+    if any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items):
+        import s3_server
+
+        s3_server.build()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """Start an S3 server once."""
+    from s3_server import serving
+
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Set the environment of a user of the S3 server, which works again at the end."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield s3_server
+    s3_server.restore()

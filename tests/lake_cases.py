@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from factories import SCHEMA, Row, write_attempt
+from s3_server import local
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.manifest import Column
 from twophase.core.ports import Promotion
@@ -33,7 +34,7 @@ class Staged(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return Path(self.sink.staging_path(self.key, self.handle))
+        return local(self.sink.staging_path(self.key, self.handle))
 
     @property
     def arguments(self) -> tuple[Key, Json, Json]:
@@ -74,7 +75,7 @@ def stage(
     if earlier:
         handle["earlier"] = [one.output.manifest["digest"] for one in earlier]
     found = list(rows(checkpoint_id, revision=revision) if content is None else content)
-    write_attempt(sink, Path(sink.staging_path(key, handle)), found, schema, f"part-r{revision}-a{attempt}", files)
+    write_attempt(sink, local(sink.staging_path(key, handle)), found, schema, f"part-r{revision}-a{attempt}", files)
     manifest = sink.seal(key, attempt, "lake", handle, tuple(schema))
     decided = {**handle, "commit_seq": checkpoint_id if seq is None else seq}
     return Staged(sink, Output(key, attempt, decided, manifest))

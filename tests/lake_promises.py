@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -14,6 +15,7 @@ import lake_cases
 from factories import SCHEMA, Row, counted, write_attempt
 from lake_cases import Staged, rows, stage
 from processes import context, start, stopped_at_end
+from s3_server import local
 from twophase.core import failpoints
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ManifestMismatch
@@ -64,6 +66,13 @@ def foreign(form: Format, sink: Lake, number: int = 1) -> list[Row]:
     row = {"id": -number, "word": "foreign", "frequency": 0}
     form.append(sink, row)
     return [row]
+
+
+def alter(victim: Path) -> None:
+    """Change a byte of a file, at another time than it was written: an object store tells seconds."""
+    later = victim.stat().st_mtime + 2
+    victim.write_bytes(victim.read_bytes()[:-1] + b"X")
+    os.utime(victim, (later, later))
 
 
 class Promises:
@@ -176,14 +185,13 @@ class Promises:
         stage(sink, 1).promote()
         staged = stage(sink, 2)
         victim = sorted(staged.folder.glob("*.parquet"))[1]
-        whole = victim.read_bytes()
         match damage:
             case "missing":
                 victim.unlink()
             case "truncated":
-                victim.write_bytes(whole[:-1])
+                victim.write_bytes(victim.read_bytes()[:-1])
             case _:
-                victim.write_bytes(whole[:-1] + b"X")
+                alter(victim)
 
         if moment == "vote":
             with pytest.raises(ManifestMismatch, match=victim.name):
@@ -205,7 +213,7 @@ class Promises:
 
     def test_a_table_whose_folder_is_away_is_asked_again_later(self, sink: Lake) -> None:
         staged = stage(sink)
-        sink._home.rename(f"{sink._home}.away")
+        Path(sink._home).rename(f"{sink._home}.away")
         Path(sink.location()).rename(f"{sink.location()}.away")
 
         assert staged.promote().outcome is Outcome.RETRY_LATER
@@ -349,7 +357,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1, 3, revision=2))
         assert not list(sink.verify(new.output))
         assert sink.stands(old.output)
-        assert [left.path for left in sink.superseded()] == [str(old.folder)]
+        assert [local(left.path) for left in sink.superseded()] == [old.folder]
 
     def test_a_replacement_may_be_without_rows_and_replace_what_had_none(self, form: Format, sink: Lake) -> None:
         old = stage(sink, 1)
@@ -478,7 +486,7 @@ class Promises:
         key = Key(lake_cases.PIPELINE, 2, 1)
         handle = {**table.place(key, 1, "7c1e"), "commit_seq": 2}
         later = [{**row, "day": date(2026, 11, 16)} for row in rows(2)]
-        write_attempt(table, Path(table.staging_path(key, handle)), later, DAYS, "part", 1)
+        write_attempt(table, local(table.staging_path(key, handle)), later, DAYS, "part", 1)
 
         manifest = table.inspect(key, 1, "lake", handle)
 
@@ -523,8 +531,8 @@ class Promises:
         for left in list(sink.attempts()):
             sink.remove(left)
 
-        assert [path.name for path in sink._home.iterdir()] == ["manifests"]
-        assert not list((sink._home / "manifests").iterdir())
+        assert [path.name for path in local(sink._home).iterdir()] == ["manifests"]
+        assert not list(local(f"{sink._home}/manifests").iterdir())
 
     def test_verify_names_what_is_altered_or_not_in_the_table(self, form: Format, sink: Lake) -> None:
         staged = stage(sink, 1)
@@ -533,7 +541,7 @@ class Promises:
         other = stage(sink, 2)
         other.promote()
         victim = min(other.folder.glob("*.parquet"))
-        victim.write_bytes(victim.read_bytes()[:-1] + b"X")
+        alter(victim)
 
         assert ["is not in the table" in difference for difference in sink.verify(staged.output)] == [True, True]
         assert ["expected checksum" in difference for difference in sink.verify(other.output)] == [True]

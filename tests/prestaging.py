@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatch
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from factories import stage_rows, write_attempt
+from s3_server import local
 from twophase.core.checkpoint import Json, Key
 from twophase.core.manifest import Column
 from twophase.sinks.base import Sink
@@ -61,7 +61,7 @@ def _(sink: Files | WriteAhead, to: Attempted, rows: Rows) -> Json:
 
 @prestage.register
 def _(sink: Lake, to: Attempted, rows: Rows) -> Json:
-    folder = Path(sink.staging_path(to.key, to.handle))
+    folder = local(sink.staging_path(to.key, to.handle))
     write_attempt(sink, folder, rows.rows, rows.schema, f"part-r{to.key.revision}-a{to.attempt}", rows.parts)
     return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
 

@@ -37,6 +37,8 @@ def _start_server() -> None:
             os.environ["PYTHONPATH"] = before
 
 
+#: What of the environment a process gets from the one that starts it.
+OURS = ("TWOPHASE_", "AIRFLOW_CONN_")
 #: Nothing here takes this long unless it hangs.
 PATIENCE = 60.0
 
@@ -101,7 +103,7 @@ def start(
     function: Callable[..., Any], *arguments: Any, log: Path, failpoints: str = "", env: Mapping[str, str] | None = None
 ) -> Child:
     """Start a function of `scenarios` in a process of its own."""
-    wanted = {name: value for name, value in os.environ.items() if name.startswith("TWOPHASE_")} | dict(env or {})
+    wanted = {name: value for name, value in os.environ.items() if name.startswith(OURS)} | dict(env or {})
     _start_server()
     process = _context.Process(target=_enter, args=(function, arguments, str(log), failpoints, wanted), daemon=True)
     process.start()
@@ -123,7 +125,7 @@ def _enter(
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(target, 1)
     os.dup2(target, 2)
-    for name in [name for name in os.environ if name.startswith("TWOPHASE_")]:
+    for name in [name for name in os.environ if name.startswith(OURS)]:
         del os.environ[name]
     os.environ.update(env)
     configure(failpoints)

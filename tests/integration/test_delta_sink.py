@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deltalake
-import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from factories import Row, counted
+from factories import counted
 from lake_cases import rows, stage
+from lake_formats import DeltaFormat, opened
 from lake_promises import Promises
 from twophase.core.errors import ConfigError, Retryable
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta
-from twophase.sinks.lake import Lake
-
-
-def opened(sink: Lake) -> DeltaTable:
-    return DeltaTable(sink.location())
-
-
-class DeltaFormat:
-    """Delta, read by polars."""
-
-    def make(self, path: str, **options: Any) -> Delta:
-        return Delta(path, **options)
-
-    def content(self, sink: Lake) -> list[Row]:
-        return pl.read_delta(sink.location()).to_dicts()
-
-    def commits(self, sink: Lake) -> object:
-        return opened(sink).version()
-
-    def marker(self, sink: Lake) -> int | None:
-        return opened(sink).transaction_version("twophase/words")
-
-    def append(self, sink: Lake, row: Row) -> None:
-        write_deltalake(sink.location(), pa.Table.from_pylist([row]), mode="append")
-
-    def rewrite(self, sink: Lake) -> None:
-        opened(sink).optimize.compact()
-
-    def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
-        commit = DeltaTable.create_write_transaction
-
-        def wrapped(table: DeltaTable, *args: Any, **kwargs: Any) -> None:
-            around(lambda: commit(table, *args, **kwargs))
-
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", wrapped)
-
 
 FORM = DeltaFormat()
 
@@ -116,7 +79,9 @@ def test_an_append_only_table_gives_nothing_back(sink: Delta) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"path": "s3://bucket/t"}, "found a URL"),
+        ({"path": "s3://bucket/t"}, "conn_id is missing"),
+        ({"path": "hdfs://host/t"}, "expected a folder on a disk, or s3://"),
+        ({"path": "t", "conn_id": "lake_s3"}, "with a path on a disk"),
         ({"path": "t", "partition_by": ["_day"]}, "cannot have this name"),
         ({"path": "t", "partition_by": ["a", "A"]}, "named twice"),
         ({"path": "t", "properties": {"delta.enableDeletionVectors": "true"}}, "enableDeletionVectors=true"),

@@ -2,76 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table, Transaction
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import DateType, LongType, NestedField, StringType, TimestampType
 
-from factories import Row, counted, write_attempt
+from factories import counted, write_attempt
 from lake_cases import rows, stage
+from lake_formats import CATALOG, IcebergFormat, table
 from lake_promises import DAYS, Promises
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 from twophase.sinks import Iceberg
-from twophase.sinks.lake import Lake
-
-CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
-
-
-def table(sink: Lake) -> Table:
-    """Load the table as somebody else does, with a catalog of one's own."""
-    assert isinstance(sink, Iceberg)
-    assert isinstance(sink.catalog, dict)
-    return SqlCatalog("default", **sink.catalog).load_table(sink.table)
-
-
-class IcebergFormat:
-    """Iceberg in a catalog in SQLite, read by pyiceberg."""
-
-    def make(self, path: str, **options: Any) -> Iceberg:
-        return Iceberg(f"db.{Path(path).name}", path=path, catalog=CATALOG, **options)
-
-    def content(self, sink: Lake) -> list[Row]:
-        found: list[Row] = table(sink).scan().to_arrow().to_pylist()
-        return found
-
-    def commits(self, sink: Lake) -> object:
-        return table(sink).metadata_location
-
-    def marker(self, sink: Lake) -> int | None:
-        value = table(sink).properties.get("twophase.words.words")
-        return int(value.split()[0]) if value else None
-
-    def append(self, sink: Lake, row: Row) -> None:
-        table(sink).append(pa.Table.from_pylist([row]))
-
-    def rewrite(self, sink: Lake) -> None:
-        found = table(sink)
-        found.overwrite(found.scan().to_arrow())
-
-    def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
-        commit = Transaction.commit_transaction
-
-        def wrapped(transaction: Transaction) -> Table:
-            ours = any(getattr(update, "updates", {}).get("twophase.words.words") for update in transaction._updates)
-            if ours:
-                around(lambda: commit(transaction))
-                return transaction._table
-            return commit(transaction)
-
-        monkeypatch.setattr(Transaction, "commit_transaction", wrapped)
-
 
 FORM = IcebergFormat()
 
@@ -170,7 +120,7 @@ def test_two_values_of_a_partition_column_in_one_file_are_refused(sink: Iceberg)
     [
         ({"table": "words"}, "expected namespace.table"),
         ({"path": "lake/50%"}, "cannot have #, . or % in it"),
-        ({"path": "s3://bucket/t"}, "found a URL"),
+        ({"path": "s3://bucket/t"}, "conn_id is missing"),
         ({"properties": {"format-version": "3"}}, "format-version 3 cannot be honoured"),
         ({"catalog": {"type": "rest", "token": "canary"}}, "'token' is a secret"),
         ({"catalog": {"type": "sql", "uri": "postgresql://me:canary@host/db"}}, "'uri' is a secret"),

@@ -152,7 +152,7 @@ def test_decided_output_that_was_destroyed_is_parked_and_staged_again(bench: Ben
     with pytest.raises(FailpointError):
         bench.runner.run()
     failpoints.configure("")
-    [folder] = [path for path in bench.sink._home.iterdir() if path.name != "manifests"]
+    [folder] = [path for path in Path(bench.sink._home).iterdir() if path.name != "manifests"]
     shutil.rmtree(folder)
     with pytest.raises(Parked, match="is gone"):
         bench.runner.coordinator.finish(Key("words", 1, 1))
@@ -162,7 +162,7 @@ def test_decided_output_that_was_destroyed_is_parked_and_staged_again(bench: Ben
     assert done.state is State.COMMITTED
     assert counted(bench.content()) == counted(bench.rows)
     list(sweep(bench.record, bench.pipeline))
-    assert len([path for path in bench.sink._home.iterdir() if path.name != "manifests"]) == 1
+    assert len([path for path in Path(bench.sink._home).iterdir() if path.name != "manifests"]) == 1
     assert bench.differences() == []
 
 
@@ -177,7 +177,7 @@ def test_what_a_failed_attempt_staged_is_discarded_and_the_range_is_staged_again
     bench.land()
     with pytest.raises(AttemptFailed):
         bench.process(Failing()).run()
-    assert [path.name for path in bench.sink._home.iterdir()] == ["manifests"]
+    assert [path.name for path in Path(bench.sink._home).iterdir()] == ["manifests"]
 
     bench.runner.run()
 
@@ -187,7 +187,7 @@ def test_what_a_failed_attempt_staged_is_discarded_and_the_range_is_staged_again
 def test_an_attempt_that_another_took_the_place_of_is_swept_also_after_the_commit(bench: Bench) -> None:
     bench.land()
     bench.runner.run()
-    stray = bench.sink._home / "00000001.r1.a0.left"
+    stray = Path(bench.sink._home, "00000001.r1.a0.left")
     stray.mkdir()
 
     removed = [one.path for one in sweep(bench.record, bench.pipeline)]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from twophase.core.manifest import Column, Schema, StagedFile
 from twophase.sinks import disk
 from twophase.sinks.layout import Marker, markers
-from twophase.sinks.manifests import THREADS
 from twophase.sinks.rows import count_rows
+from twophase.sinks.storage import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ def describe(folder: Path, format: str, options: Json) -> tuple[StagedFile, ...]
     def one(item: tuple[str, os.stat_result]) -> StagedFile:
         path, stat = item
         full = f"{folder}/{path}"
-        rows = count_rows(full, format, options) if _is_data(path) else 0
+        rows = count_rows(full, format, options) if is_data(path) else 0
         return StagedFile(path, stat.st_size, stat.st_mtime_ns, rows, disk.digest_file(full))
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -92,20 +92,26 @@ def describe(folder: Path, format: str, options: Json) -> tuple[StagedFile, ...]
 
 def schema(folder: Path, files: Sequence[StagedFile], format: str) -> Schema:  # noqa: A002 - Spark's own word for it
     """Return the columns of the newest file; none for formats whose files do not say."""
-    data = [file for file in files if _is_data(file.path)]
+    data = [file for file in files if is_data(file.path)]
     if format != "parquet" or not data:
         return ()
+    newest = max(data, key=lambda file: file.mtime_ns)
+    return columns(f"{folder}/{newest.path}")
+
+
+def columns(file: Any) -> Schema:  # noqa: ANN401 - a path, or an open file
+    """Return the columns of a Parquet file, as Spark knows them if it wrote it."""
     import pyarrow.parquet as pq
 
-    newest = max(data, key=lambda file: file.mtime_ns)
-    found = pq.read_schema(f"{folder}/{newest.path}")
+    found = pq.read_schema(file)
     spark = (found.metadata or {}).get(_SPARK)
     if spark is not None:
         return tuple(Column(field["name"], simple(field["type"])) for field in json.loads(spark)["fields"])
     return tuple(Column(field.name, _from_arrow(field.type)) for field in found)
 
 
-def _is_data(path: str) -> bool:
+def is_data(path: str) -> bool:
+    """Say whether readers take a file for data."""
     return not any(part.startswith(("_", ".")) for part in path.split("/"))
 
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema
-from twophase.sinks import adopting, disk, types
+from twophase.sinks import adopting, types
 from twophase.sinks.lake import Lake
 from twophase.sinks.relations import partition_values
+from twophase.sinks.storage import Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
 
 if TYPE_CHECKING:
@@ -50,13 +50,17 @@ class Delta(Lake):
         self,
         path: str,
         *,
+        conn_id: str | None = None,
         partition_by: Iterable[str] = (),
         options: Json | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Declare a table at a path; `options` go to Spark's Parquet writer, `properties` to a table made here."""
+        """Declare a table at a path; `options` go to Spark's Parquet writer, `properties` to a table made here.
+
+        A path `s3://bucket/…` is reached by the Airflow connection `conn_id`.
+        """
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
-        super().__init__(path, partition_by, options)
+        super().__init__(path, conn_id, partition_by, options)
         if problem := _cannot(self.properties):
             msg = f"{self._who}: {problem}"
             raise ConfigError(msg)
@@ -65,6 +69,7 @@ class Delta(Lake):
         """Return the arguments that build an equal one."""
         return {
             "path": self.location(),
+            "conn_id": self.conn_id,
             "partition_by": self.partition_by,
             "options": self.options,
             "properties": self.properties,
@@ -75,8 +80,8 @@ class Delta(Lake):
         return f"sinks.Delta {self.path!r}"
 
     @property
-    def _home(self) -> Path:
-        return Path(self.location()) / HOME
+    def _home(self) -> str:
+        return f"{self.location()}/{HOME}"
 
     @property
     def _in_folders(self) -> list[str]:
@@ -93,9 +98,10 @@ class Delta(Lake):
         except ModuleNotFoundError as error:
             msg = f"{self._who}: it needs deltalake; install twophase[delta]"
             raise ConfigError(msg) from error
-        table = Path(self.location())
-        strange = [name for name, _ in disk.entries(table) if name not in {HOME, "_delta_log"}]
-        if strange and not (table / "_delta_log").is_dir():
+        table = self.location()
+        there = {name for name, _ in self.storage.entries(table)}
+        strange = sorted(there - {HOME, "_delta_log"})
+        if strange and "_delta_log" not in there:
             msg = (
                 f"{self._who}: {table} has {strange[0]} in it and no Delta log; give it an empty folder, or convert it"
             )
@@ -113,9 +119,6 @@ class Delta(Lake):
         """Return the app whose transactions are the marker."""
         return f"twophase/{key.pipeline}"
 
-    def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
-        return frame, self.partition_by
-
     def _kind(self, kind: types.Kind) -> object:
         return _delta_type(kind)
 
@@ -127,13 +130,14 @@ class Delta(Lake):
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
-        path = Path(handle["table"])
-        if not path.is_dir():
+        path = handle["table"]
+        if not self.storage.reachable(path):
             msg = f"folder {path} is not there; is it mounted?"
             raise Trouble(msg)
         try:
             with _explained():
-                return DeltaLog(path, DeltaTable(str(path)), self.partition_by)
+                table = DeltaTable(path, storage_options=self.storage.for_delta())
+                return DeltaLog(path, table, self.partition_by, self.storage)
         except TableNotFoundError:
             return None
 
@@ -142,16 +146,16 @@ class Delta(Lake):
         from deltalake import CommitProperties, DeltaTable
         from deltalake.exceptions import DeltaError
 
-        path = Path(handle["table"])
         try:
             with _explained():
                 DeltaTable.create(
-                    str(path),
+                    handle["table"],
                     _delta_schema(schema),
                     mode="error",
                     partition_by=self.partition_by,
                     configuration={**_PROPERTIES, **self.properties},
                     commit_properties=CommitProperties(max_commit_retries=0),
+                    storage_options=self.storage.for_delta(),
                 )
         except Trouble as error:
             if isinstance(error.__cause__, DeltaError) and self.open(handle) is not None:
@@ -162,9 +166,10 @@ class Delta(Lake):
 class DeltaLog(Table):
     """A Delta table at one version."""
 
-    def __init__(self, path: Path, table: DeltaTable, partition_by: list[str]) -> None:
+    def __init__(self, path: str, table: DeltaTable, partition_by: list[str], storage: Storage) -> None:
         """Wrap a handle; partitions are as declared."""
         self.path = path
+        self.storage = storage
         self.table = table
         self.partition_by = partition_by
 
@@ -197,7 +202,7 @@ class DeltaLog(Table):
 
     @cached_property
     def _attempts(self) -> dict[str, frozenset[str]]:
-        home = f"{self.path / HOME}/"
+        home = f"{self.path}/{HOME}/"
         found: dict[str, set[str]] = {}
         for uri in self.table.file_uris():
             path = uri.removeprefix("file://")
@@ -302,17 +307,10 @@ class DeltaLog(Table):
 
     def make_durable(self) -> None:
         """Make the log durable from its last checkpoint on: the library does not, nor may other writers."""
-        log = self.path / "_delta_log"
-        found = {name: path for name, path in disk.entries(log) if not name.startswith(".")}
+        found = {name: path for name, path in self.storage.entries(f"{self.path}/_delta_log") if name[0] != "."}
         last = max((name[:20] for name in found if ".checkpoint" in name), default="")
-        for name, path in found.items():
-            if name[:20] >= last:  # `_last_checkpoint`, too
-                try:
-                    disk.fsync_file(path)
-                except FileNotFoundError:
-                    continue  # cleaned up meanwhile: it is older than a checkpoint
-        disk.fsync_folder(log)
-        disk.fsync_folder(self.path)
+        log = [path for name, path in found.items() if name[:20] >= last]  # `_last_checkpoint`, too
+        self.storage.sync([*log, f"{self.path}/_delta_log"])
 
 
 @contextmanager

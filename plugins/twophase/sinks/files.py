@@ -26,6 +26,7 @@ from twophase.sinks.promoting import TRIES, Promoter
 from twophase.sinks.relations import Relation
 from twophase.sinks.rows import COMPRESSIONS, FORMATS
 from twophase.sinks.sealing import Written
+from twophase.sinks.storage import writer_options
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
@@ -228,7 +229,7 @@ class Files(Sink):
             **{
                 **(CSV if self.format == "csv" else {}),
                 **self.options,
-                **sealing.writer_options(key, attempt),
+                **writer_options(sealing.prefix(key, attempt)),
             },
         )
         writer.partitionBy(*self.partition_by).save(f"file://{place.staged}")

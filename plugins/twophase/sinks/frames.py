@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """One revision: where it lies, its files, and what the name of its folder in the table says of its rows."""
 
-    folder: Path
+    folder: Path | str
     files: list[str]
     given: Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def union(
     with paths.listed_in_the_driver(spark):
         standing: list[str] = []
         for part in parts:
-            if part.folder.is_relative_to(table):
+            if Path(part.folder).is_relative_to(table):
                 standing += part.files
             elif part.files:
                 old = _load(reader.schema(columns.written), part.folder, part.files)
@@ -95,7 +95,7 @@ def attempts(
     return first
 
 
-def _load(reader: DataFrameReader, base: Path, files: Sequence[str]) -> DataFrame:
+def _load(reader: DataFrameReader, base: Path | str, files: Sequence[str]) -> DataFrame:
     return reader.option("basePath", f"file://{base}").load([paths.literal(path) for path in files])
 
 

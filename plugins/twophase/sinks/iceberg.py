@@ -24,9 +24,9 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.settings import data_path
-from twophase.sinks import disk, types
+from twophase.sinks import types
 from twophase.sinks.lake import Lake
-from twophase.sinks.layout import side
+from twophase.sinks.storage import Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Iceberg(Lake):
         *,
         path: str,
         catalog: str | Mapping[str, str],
+        conn_id: str | None = None,
         partition_by: Iterable[str] = (),
         options: Json | None = None,
         properties: Mapping[str, str] | None = None,
@@ -76,12 +77,13 @@ class Iceberg(Lake):
 
         The catalog is a connection's id, or pyiceberg's own properties as far as they are no secrets, such as
         `{"type": "sql", "uri": "sqlite:///lake/catalog.db"}`, with its `name` if that is not `default`. `options` go to
-        Spark's Parquet writer, `properties` to a table made here.
+        Spark's Parquet writer, `properties` to a table made here. A path `s3://bucket/…` is reached by the Airflow
+        connection `conn_id`.
         """
         self.table = table
         self.catalog = catalog if isinstance(catalog, str) else dict(catalog)
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
-        super().__init__(path, partition_by, options)
+        super().__init__(path, conn_id, partition_by, options)
         self._check_names()
 
     def _check_names(self) -> None:
@@ -110,6 +112,7 @@ class Iceberg(Lake):
             "table": self.table,
             "path": self.location(),
             "catalog": self.catalog,
+            "conn_id": self.conn_id,
             "partition_by": self.partition_by,
             "options": self.options,
             "properties": self.properties,
@@ -120,8 +123,8 @@ class Iceberg(Lake):
         return f"sinks.Iceberg {self.table!r}"
 
     @property
-    def _home(self) -> Path:
-        return side(Path(self.location()))
+    def _home(self) -> str:
+        return f"{self.location()}.twophase"
 
     @property
     def _in_folders(self) -> list[str]:
@@ -129,11 +132,11 @@ class Iceberg(Lake):
 
     def folders(self) -> tuple[str, ...]:
         """Return the table's folder, and the one beside it."""
-        return (self.location(), str(self._home))
+        return (self.location(), self._home)
 
     def app(self, key: Key, handle: Json) -> str:
         """Return the property that is the marker: two writes of a pipeline into one table have folders of their own."""
-        return f"twophase.{key.pipeline}.{Path(handle['home']).name.removesuffix('.twophase')}"
+        return f"twophase.{key.pipeline}.{handle['home'].rpartition('/')[2].removesuffix('.twophase')}"
 
     # --- the catalog -------------------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class Iceberg(Lake):
         found = self._connected() if isinstance(self.catalog, str) else dict(self.catalog)
         if str(found.get("uri", "")).startswith(_SQLITE):
             Path(found["uri"].removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True)
-        return load_catalog(found.pop("name", "default"), **found)
+        return load_catalog(found.pop("name", "default"), **found, **self.storage.for_iceberg())
 
     def _connected(self) -> dict[str, str]:
         """Return the catalog's properties from its connection; only whoever promotes needs them."""
@@ -169,14 +172,14 @@ class Iceberg(Lake):
         raise ConfigError(msg)
 
     def _handle(self) -> dict[str, Any]:
-        return {"table": self.table, "home": str(self._home)}
+        return {"table": self.table, "home": self._home}
 
     def open(self, handle: Json) -> Table | None:
         """Load the table of a handle as it is now."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        home = Path(handle["home"])
-        if not home.is_dir():
+        home = handle["home"]
+        if not self.storage.reachable(home):
             msg = f"folder {home} is not there; is it mounted?"
             raise Trouble(msg)
         try:
@@ -185,7 +188,7 @@ class Iceberg(Lake):
         except NoSuchTableError:
             return None
         loaded.metadata.properties.update(_NO_RETRIES)
-        return IcebergSnapshot(loaded, home, self.partition_by)
+        return IcebergSnapshot(loaded, home, self.partition_by, self.storage)
 
     def create(self, handle: Json, schema: Schema) -> None:
         """Create the table, empty; of several who try one does."""
@@ -198,7 +201,7 @@ class Iceberg(Lake):
                 self._catalog.create_table(
                     handle["table"],
                     made,
-                    location=f"file://{handle['home'].removesuffix('.twophase')}",
+                    location=self.storage.url(handle["home"].removesuffix(".twophase")),
                     partition_spec=_spec(made, self.partition_by),
                     properties={**_PROPERTIES, **self.properties},
                 )
@@ -210,28 +213,15 @@ class Iceberg(Lake):
     def _kind(self, kind: types.Kind) -> object:
         return _iceberg_type(kind, count())
 
-    def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
-        """Let Spark make a folder of each value, and keep the value in the files: the table takes it from there."""
-        names = {name: f"_twophase_{name}" for name in self.partition_by}
-        return frame.withColumns({copy: frame[name] for name, copy in names.items()}), list(names.values())
-
-    def _arrange(self, folder: Path) -> None:
-        """Take the files out of those folders: a path of Iceberg's is a URL, and values may be anything."""
-        nested = sorted(path for path, _ in disk.walk(folder) if "/" in path)
-        for number, path in enumerate(nested):
-            name = path.rpartition("/")[2]
-            (folder / path).rename(folder / f"{name.removesuffix('.parquet')}-p{number:05d}.parquet")
-        if nested:
-            disk.prune(folder)
-
 
 class IcebergSnapshot(Table):
     """An Iceberg table at one version of its metadata."""
 
-    def __init__(self, table: IcebergTable, home: Path, partition_by: list[str]) -> None:
+    def __init__(self, table: IcebergTable, home: str, partition_by: list[str], storage: Storage) -> None:
         """Wrap a loaded table; partitions are as declared."""
         self.table = table
-        self.prefix = f"file://{home}/"
+        self.prefix = f"{storage.url(home)}/"
+        self.storage = storage
         self.partition_by = partition_by
 
     @property
@@ -361,11 +351,7 @@ class IcebergSnapshot(Table):
             if snapshot is not None:
                 paths += [snapshot.manifest_list]
                 paths += [manifest.manifest_path for manifest in snapshot.manifests(self.table.io)]
-            local = [Path(path.removeprefix("file://")) for path in paths if path.startswith(("file://", "/"))]
-            for path in local:
-                disk.fsync_file(path)
-            for folder in {path.parent for path in local}:
-                disk.fsync_folder(folder)
+            self.storage.sync([path.removeprefix("file://") for path in paths if path.startswith(("file://", "/"))])
 
 
 @contextmanager

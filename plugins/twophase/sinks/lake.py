@@ -9,11 +9,10 @@ by the record until its retention is over. The table's own clean-up never comes 
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
@@ -22,20 +21,19 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
-from twophase.sinks import adopting, disk, frames, manifests, paths, sealing, types
+from twophase.sinks import adopting, disk, manifests, paths, sealing, types
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
 from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.relations import Relation
 from twophase.sinks.sealing import Written
+from twophase.sinks.storage import DISK, Known, Storage, Target
 from twophase.sinks.tables import Place, Promoter, Table, Trouble, missing
 
 #: What the names of folders can say, and every reader reads alike.
 PARTITION_TYPES = frozenset({"string", "date", "boolean", "tinyint", "smallint", "int", "bigint"})
 #: The column that a read by the record adds.
 CHECKPOINT = "checkpoint"
-#: Spark would write times as INT96, which table formats do not have.
-_TIMES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
 class Lake(Sink):
@@ -44,18 +42,20 @@ class Lake(Sink):
     copies = False
     ordered = True
 
-    def __init__(self, path: str, partition_by: Iterable[str], options: Json | None) -> None:
-        """Declare where the files are; `options` go to Spark's Parquet writer."""
+    def __init__(self, path: str, conn_id: str | None, partition_by: Iterable[str], options: Json | None) -> None:
+        """Declare where the files are, and by which connection they are reached if not on a disk.
+
+        `options` go to Spark's Parquet writer.
+        """
         self.path = str(path)
+        self.conn_id = conn_id
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
         self._seen: Table | None = None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
-        if "://" in self.path:
-            msg = f"{self._who}: expected a folder on a local or shared disk, found a URL"
-            raise ConfigError(msg)
+        self.storage.check_options(self._who, self.options)
         for name in self.partition_by:
             if name.startswith(("_", ".")) or types.FORBIDDEN & set(name) or name == CHECKPOINT:
                 msg = f"{self._who}: partition_by {name!r}: a partition column cannot have this name"
@@ -69,9 +69,21 @@ class Lake(Sink):
     def _who(self) -> str:
         """Return how errors name this sink."""
 
+    @cached_property
+    def storage(self) -> Storage:
+        """Return where the files are: a path says it."""
+        if "://" not in self.path:
+            if self.conn_id is not None:
+                msg = f"{self._who}: conn_id {self.conn_id!r} with a path on a disk; it is for s3://bucket/…"
+                raise ConfigError(msg)
+            return DISK
+        from twophase.sinks.s3 import S3
+
+        return S3(self._who, self.path, self.conn_id)
+
     @property
     @abstractmethod
-    def _home(self) -> Path:
+    def _home(self) -> str:
         """Return the folder of staged output and manifests."""
 
     @property
@@ -101,23 +113,17 @@ class Lake(Sink):
 
     def location(self) -> str:
         """Return the table's folder."""
-        return str(data_path(self.path))
+        return self.path if "://" in self.path else str(data_path(self.path))
+
+    def connections(self) -> tuple[str, ...]:
+        """Return the connection by which the files are staged."""
+        return self.storage.connections()
 
     # --- prepare -----------------------------------------------------------------------------------------------------
 
     def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - a slot has no place of its own
         """Create the folders, and look whether the table, if there is one, can be honoured."""
-        try:
-            for folder in (Path(self.location()), self._home, self._home / "manifests"):
-                if not folder.is_dir():
-                    folder.mkdir(parents=True, exist_ok=True)
-                    disk.fsync_folder(folder.parent)
-        except OSError as error:
-            msg = f"{self._who}: folder {error.filename} cannot be made: {error.strerror}"
-            raise ConfigError(msg) from error
-        if not all(os.access(folder, os.W_OK | os.X_OK) for folder in (self.location(), self._home)):
-            msg = f"{self._who}: folder {self.location()} or {self._home} is not writable"
-            raise ConfigError(msg)
+        self.storage.prepare(self._who, self.location(), self._home, f"{self._home}/manifests")
         table = self._opened()
         if table is not None and (objection := table.objection()):
             msg = f"{self._who}: {objection}"
@@ -157,7 +163,7 @@ class Lake(Sink):
         """Name a staging folder; what was put into another table is not replaced in this one."""
         place = {
             **self._handle(),
-            "home": str(self._home),
+            "home": self._home,
             "name": f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}",
         }
         if older is not None and older.handle["home"] == place["home"]:
@@ -168,20 +174,19 @@ class Lake(Sink):
         """Let Spark write the frame, then seal what it wrote."""
         schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
         self._check_schema(key, sink, schema)
-        place = Place(key, handle)
-        laid_out, columns = self._layout(frame)
-        writer = laid_out.write.format("parquet").options(**{**self.options, **sealing.writer_options(key, attempt)})
-        with _configured(frame.sparkSession, _TIMES):
-            writer.partitionBy(*columns).save(f"file://{place.staged}")
-        self._arrange(place.staged)
-        return self.seal(key, attempt, sink, handle, schema)
+        target = Target(
+            self._place(key, handle).staged,
+            sealing.prefix(key, attempt),
+            "parquet",
+            self.options,
+            self.partition_by,
+            bool(self._in_folders),
+        )
+        known = self.storage.save(frame, target)
+        return self.seal(key, attempt, sink, handle, schema, known)
 
-    @abstractmethod
-    def _layout(self, frame: Any) -> tuple[Any, list[str]]:  # noqa: ANN401 - a DataFrame
-        """Return the frame as it is written, and the columns that Spark makes folders of."""
-
-    def _arrange(self, folder: Path) -> None:
-        """Put the files that Spark wrote where the table wants them."""
+    def _place(self, key: Key, handle: Json) -> Place:
+        return Place(key, handle, self.storage)
 
     def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
         """Refuse, before anything is written, what this format cannot have."""
@@ -207,27 +212,35 @@ class Lake(Sink):
             msg = f"{which}: every column is a partition column; expected at least one besides"
             raise ConfigError(msg)
 
-    def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: Schema) -> Json:
+    def seal(  # noqa: PLR0913, PLR0917 - what a Spark job knows
+        self,
+        key: Key,
+        attempt: int,
+        sink: str,
+        handle: Json,
+        schema: Schema,
+        known: Mapping[str, Known] | None = None,
+    ) -> Json:
         """Make what lies in the staging folder durable, and describe it in a manifest."""
-        place = Place(key, handle)
-        summary = sealing.seal(place, Written(attempt, sink, schema, "parquet", self.options, place.name))
+        place = self._place(key, handle)
+        summary = sealing.seal(place, Written(attempt, sink, schema, "parquet", self.options, place.name), known)
         hit("stage.marked")
         return summary
 
     def staging_path(self, key: Key, handle: Json) -> str:
         """Return the staging folder: the output path of a job that knows nothing of us."""
-        return str(Place(key, handle).staged)
+        return self._place(key, handle).staged
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
         """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
-        place = Place(key, handle)
+        place = self._place(key, handle)
         sealing.expect_output(place, sink)
-        if place.manifest(attempt).exists():  # sealed before by a task that died since
-            content = place.manifest(attempt).read_bytes()
+        with suppress(FileNotFoundError):  # sealed before by a task that died since
+            content = self.storage.read(place.manifest(attempt))
             found = Manifest.loads(content)
             if found.folder == place.name:
                 return found.summary(disk.digest(content))
-        columns = adopting.schema(place.staged, adopting.describe(place.staged, "parquet", {}), "parquet")
+        columns = self._columns(place.staged)
         known = {name for name, _ in columns}
         table = self._opened()
         kinds = dict(table.schema()) if table is not None else {}
@@ -236,14 +249,22 @@ class Lake(Sink):
         self._check_schema(key, sink, schema)
         return self.seal(key, attempt, sink, handle, schema)
 
+    def _columns(self, folder: str) -> Schema:
+        """Return the columns of the newest file in a folder."""
+        data = [(stat.st_mtime_ns, path) for path, stat in self.storage.walk(folder) if adopting.is_data(path)]
+        if not data:
+            return ()
+        with self.storage.open(f"{folder}/{max(data)[1]}") as file:
+            return adopting.columns(file)
+
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Compare the staged folder with its manifest before the vote, and see that the table can take it in."""
-        place = Place(key, handle)
+        place = self._place(key, handle)
         found = manifests.load(place, _attempt_of(place), manifest["digest"])
-        if not place.staged.is_dir():
+        if not place.holds(found):
             msg = f"checkpoint {key}: staged folder {place.staged} is gone; stage it again"
             raise ManifestMismatch(msg)
-        manifests.check(place.staged, found)
+        manifests.check(place.staged, found, self.storage)
         table = self._opened()
         if table is None:
             return
@@ -267,7 +288,7 @@ class Lake(Sink):
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
-        for left in _attempts(Path(handle["home"])):
+        for left in self._attempts(handle["home"]):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
 
@@ -275,55 +296,60 @@ class Lake(Sink):
 
     def attempts(self) -> Iterator[Attempt]:
         """List the folders of all attempts, in the table or not, and the manifests."""
-        yield from _attempts(self._home)
+        yield from self._attempts(self._home)
 
     def remove(self, left: Attempt) -> None:
         """Remove one of those, unless it is in the table: then another record knows of it."""
-        path = Path(left.path)
+        home, _, name = left.path.rpartition("/")
         if left.manifest:
             try:
-                name = Manifest.loads(path.read_bytes()).folder
+                name = Manifest.loads(self.storage.read(left.path)).folder or ""
             except FileNotFoundError:
                 return
-        else:
-            name = path.name
+            home = home.rpartition("/")[0]
         if name not in self._standing():
-            disk.remove(path, path.parents[1] if left.manifest else path.parent)
+            self.storage.remove(left.path, home)
+
+    def _attempts(self, home: str) -> Iterator[Attempt]:
+        for folder in (home, f"{home}/manifests"):
+            for name, path in self.storage.entries(folder):
+                if match := ATTEMPT.fullmatch(name):
+                    yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=folder != home)
 
     def superseded(self) -> Iterator[Superseded]:
         """List what is in no table (any more): the record knows which of these a later revision took out."""
         standing = self._standing()
-        for left in _attempts(self._home):
-            if not left.manifest and Path(left.path).name not in standing:
+        for left in self._attempts(self._home):
+            if not left.manifest and _name(left.path) not in standing:
                 yield Superseded(left.checkpoint_id, left.revision, left.path)
 
     def forget(self, old: Superseded) -> None:
         """Remove one of those; the record said that its retention is over."""
-        if Path(old.path).name not in self._standing():
-            disk.remove(Path(old.path), self._home)
+        if _name(old.path) not in self._standing():
+            self.storage.remove(old.path, self._home)
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 
     def _manifest(self, output: Output) -> Manifest:
-        return manifests.load(Place(output.key, output.handle), output.attempt, output.manifest["digest"])
+        return manifests.load(self._place(output.key, output.handle), output.attempt, output.manifest["digest"])
 
-    def _folder(self, output: Output) -> Path:
+    def _lying(self, output: Output) -> tuple[Place, Manifest]:
         """Return where a decided revision lies: a restage may have been in vain, so the manifest says it."""
-        return Path(output.handle["home"]) / (self._manifest(output).folder or "")
+        found = self._manifest(output)
+        return self._place(output.key, {**output.handle, "name": found.folder or ""}), found
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with the table: every file is in it, byte by byte what was staged."""
         try:
-            found = self._manifest(output)
+            place, found = self._lying(output)
         except ManifestMismatch as error:
             yield str(error)
             return
-        folder = self._folder(output)
-        yield from manifests.damages(folder, found)
+        yield from manifests.damages(place.staged, found, self.storage)
         table = self._current()
         lost = missing(table, found) if table is not None else [file.path for file in found.files]
         for path in lost:
-            yield f"{folder}/{path} is not in the table: another writer rewrote or removed it"
+            yield f"{place.staged}/{path} is not in the table: another writer rewrote or removed it"
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield the attempts in the table that no committed checkpoint knows; what other writers put in is theirs."""
@@ -333,29 +359,30 @@ class Lake(Sink):
             match = ATTEMPT.fullmatch(name)
             key = (int(match[1]), int(match[2])) if match else (0, 0)
             if key not in keys:
-                yield f"{self._home / name} is in the table, but no committed checkpoint's"
+                yield f"{self._home}/{name} is in the table, but no committed checkpoint's"
             elif key in found:
-                yield f"{self._home / name} is in the table beside {found[key]}, another attempt of the same revision"
+                yield f"{self._home}/{name} is in the table beside {found[key]}, another attempt of the same revision"
             found[key] = name
 
     def stands(self, output: Output) -> bool:
         """Say whether a decided revision's files are there, in the table or kept after their replacement."""
         try:
-            return self._folder(output).is_dir()
+            place, found = self._lying(output)
         except ManifestMismatch:
             return False
+        return place.holds(found)
 
     def files(self, output: Output) -> list[str]:
         """List the files of a decided revision, from its manifest."""
-        folder = self._folder(output)
-        if not folder.is_dir():
-            msg = f"checkpoint {output.key}: its folder {folder} is gone"
+        place, found = self._lying(output)
+        if not place.holds(found):
+            msg = f"checkpoint {output.key}: its folder {place.staged} is gone"
             raise ManifestMismatch(msg)
-        return [f"{folder}/{file.path}" for file in self._manifest(output).files]
+        return [f"{place.staged}/{file.path}" for file in found.files]
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
         """Return what an attempt staged, for audits and comparisons."""
-        place = Place(key, handle)
+        place = self._place(key, handle)
         return self._relation(Output(key, _attempt_of(place), handle, manifest), "staged")
 
     def committed(self, output: Output) -> Relation:
@@ -364,18 +391,20 @@ class Lake(Sink):
 
     def _relation(self, output: Output, name: str) -> Relation:
         schema = output.manifest["schema"]
-        return Relation(self.files(output), schema, partition_by=self._in_folders, name=name)
+        return Relation(
+            self.files(output), schema, partition_by=self._in_folders, name=name, at_hand=self.storage.at_hand
+        )
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over decided revisions: the columns of the widest schema, and the checkpoint's number."""
         parts = [
-            Part(self._folder(output), self.files(output), {CHECKPOINT: output.key.checkpoint_id}) for output in outputs
+            Part(self._lying(output)[0].staged, self.files(output), {CHECKPOINT: output.key.checkpoint_id})
+            for output in outputs
         ]
         # Only new columns may be added, so the widest schema fits every checkpoint.
         schema = max((output.manifest["schema"] for output in outputs), key=len)
         columns = Columns(paths.ddl(schema), {CHECKPOINT: "bigint"})
-        reader = spark.read.format("parquet")
-        return frames.attempts(spark, reader, parts, columns, partitioned=bool(self._in_folders))
+        return self.storage.load(spark, parts, columns, self._in_folders)
 
 
 def _attempt_of(place: Place) -> int:
@@ -383,24 +412,5 @@ def _attempt_of(place: Place) -> int:
     return int(match[3]) if match else 0
 
 
-def _attempts(home: Path) -> Iterator[Attempt]:
-    for folder in (home, home / "manifests"):
-        for name, path in disk.entries(folder):
-            if match := ATTEMPT.fullmatch(name):
-                yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=folder != home)
-
-
-@contextmanager
-def _configured(spark: Any, settings: Mapping[str, str]) -> Iterator[None]:  # noqa: ANN401 - a SparkSession
-    """Give Spark some settings for a while."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twophase.core.checkpoint import Json, Key
+from twophase.sinks.storage import DISK, Storage
 
 MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
 ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
@@ -59,6 +60,8 @@ def side(table: Path) -> Path:
 
 class Place:
     """Where one attempt's output is, was, or will be."""
+
+    storage: Storage = DISK
 
     def __init__(self, key: Key, handle: Json) -> None:
         """Derive every path from what the record keeps."""

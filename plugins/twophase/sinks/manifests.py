@@ -10,21 +10,22 @@ from twophase.core.errors import ManifestMismatch
 from twophase.core.manifest import Manifest, StagedFile
 from twophase.sinks import disk
 from twophase.sinks.layout import Marker
+from twophase.sinks.storage import DISK, THREADS
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-THREADS = 4
+    from twophase.sinks.storage import Stat, Storage, Where
 
 
 class Keeper(Protocol):
     """Who knows where the manifests of a revision are."""
 
     key: Key
+    storage: Storage
 
-    def manifest(self, attempt: int) -> Path:
+    def manifest(self, attempt: int) -> Where:
         """Return where an attempt's manifest is."""
         ...
 
@@ -33,7 +34,7 @@ def load(place: Keeper, attempt: int, digest: str) -> Manifest:
     """Load a manifest, if it is the one that the digest stands for."""
     path = place.manifest(attempt)
     try:
-        content = path.read_bytes()
+        content = place.storage.read(path)
     except FileNotFoundError:
         msg = f"checkpoint {place.key}: manifest {path} is gone"
         raise ManifestMismatch(msg) from None
@@ -43,12 +44,12 @@ def load(place: Keeper, attempt: int, digest: str) -> Manifest:
     return Manifest.loads(content)
 
 
-def check(folder: Path, manifest: Manifest) -> list[str]:
+def check(folder: Where, manifest: Manifest, storage: Storage = DISK) -> list[str]:
     """Raise ManifestMismatch unless a folder holds all that its manifest says; return what it holds besides.
 
     Size and modification time tell; a file whose time changed is read again and must still have its checksum.
     """
-    found = dict(disk.walk(folder))
+    found = dict(storage.walk(folder))
     for file in manifest.files:
         stat = found.pop(file.path, None)
         problem = None
@@ -56,10 +57,10 @@ def check(folder: Path, manifest: Manifest) -> list[str]:
             problem = "is missing"
         elif stat.st_size != file.size:
             problem = f"was altered: expected {file.size} bytes, found {stat.st_size}"
-        elif stat.st_mtime_ns != file.mtime_ns and (now := disk.digest_file(folder / file.path)) != file.xxh3:
+        elif stat.st_mtime_ns != file.mtime_ns and (now := storage.digest_file(f"{folder}/{file.path}")) != file.xxh3:
             problem = f"was altered: expected checksum {file.xxh3}, found {now}"
         if problem:
-            msg = f"checkpoint {manifest.key}: staged file {folder / file.path} {problem}; stage it again"
+            msg = f"checkpoint {manifest.key}: staged file {folder}/{file.path} {problem}; stage it again"
             raise ManifestMismatch(msg)
     return [path for path in found if Marker.parse(path) is None]
 
@@ -67,17 +68,18 @@ def check(folder: Path, manifest: Manifest) -> list[str]:
 def differences(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Compare a folder with its manifest, byte by byte; yield each difference in words."""
     found = {path: stat for path, stat in disk.walk(folder) if Marker.parse(path) is None}
-    yield from _damages(folder, manifest, found)
+    yield from _damages(folder, manifest, found, DISK)
     for stranger in found.keys() - {file.path for file in manifest.files}:
         yield f"{folder}/{stranger} is not in the manifest"
 
 
-def damages(folder: Path, manifest: Manifest) -> Iterator[str]:
+def damages(folder: Where, manifest: Manifest, storage: Storage) -> Iterator[str]:
     """Compare the files of a manifest with the folder's, byte by byte; what else is there does not matter."""
-    yield from _damages(folder, manifest, dict(disk.walk(folder)) if folder.is_dir() else {})
+    found = dict(storage.walk(folder)) if storage.has(folder) else {}
+    yield from _damages(folder, manifest, found, storage)
 
 
-def _damages(folder: Path, manifest: Manifest, found: Mapping[str, os.stat_result]) -> Iterator[str]:
+def _damages(folder: Where, manifest: Manifest, found: Mapping[str, Stat], storage: Storage) -> Iterator[str]:
     def compare(file: StagedFile) -> str | None:
         path = f"{folder}/{file.path}"
         stat = found.get(file.path)
@@ -85,7 +87,7 @@ def _damages(folder: Path, manifest: Manifest, found: Mapping[str, os.stat_resul
             return f"{path} is missing"
         if stat.st_size != file.size:
             return f"{path}: expected {file.size} bytes, found {stat.st_size}"
-        checksum = disk.digest_file(path)
+        checksum = storage.digest_file(path)
         return None if checksum == file.xxh3 else f"{path}: expected checksum {file.xxh3}, found {checksum}"
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
@@ -59,12 +59,13 @@ class Relation:
         mixed: bool = False,
         name: str = "staged",
         threads: int | None = None,
+        at_hand: Callable[[Sequence[str]], AbstractContextManager[Sequence[str]]] = nullcontext,
     ) -> None:
         """Describe the files: absolute paths, the manifest's schema, and the sink's format, options and partitions.
 
         What Spark's readers skip is skipped: files whose names start with `_` or a dot. `constants` are columns whose
         value no file has, such as those of a slot's folder. `mixed` is for files that are not of one write, so that
-        some may lack a column.
+        some may lack a column. `at_hand` gives local paths of files that are elsewhere, for as long as DuckDB is open.
         """
         self.files = [file for file in map(str, files) if not file.rpartition("/")[2].startswith(("_", "."))]
         self.format = format
@@ -74,6 +75,7 @@ class Relation:
         self.mixed = mixed
         self.name = name
         self.threads = threads
+        self.at_hand = at_hand
         self.schema = self._schema(schema)
         self._connection: DuckDBPyConnection | None = None
         self._stack = ExitStack()
@@ -182,8 +184,8 @@ class Relation:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def create(self, connection: DuckDBPyConnection, name: str) -> None:
-        """Create the view."""
+    def create(self, connection: DuckDBPyConnection, name: str, files: Sequence[str]) -> None:
+        """Create the view over the files, wherever they are by now."""
         fixed = {key.lower(): value for key, value in self.constants.items()}
         inner = {key.lower() for key in self.partition_by} if self.files else set()
         select, data = [], []
@@ -197,10 +199,10 @@ class Relation:
                 value = self._value(column, kind)
                 data.append(column)
             select.append(f"{value} AS {quote(column.name)}")
-        source = f"{self._reader(data)} AS files" if self.files else "range(0)"
+        source = f"{self._reader(data, files)} AS files" if self.files else "range(0)"
         if inner:
             folders = quote(f"_twophase_{name}")
-            self._create_folders(connection, folders)
+            self._create_folders(connection, folders, files)
             source += f" JOIN {folders} AS folders ON folders.{_FILE} = files.{_FILE}"
         view = f"CREATE VIEW {quote(name)} AS SELECT {', '.join(select)} FROM {source}"  # noqa: S608 - all is quoted
         connection.execute(view)
@@ -212,9 +214,9 @@ class Relation:
             return f"{'from_base64' if self.format == 'json' else 'encode'}({value})"
         return value if kind is None else f"CAST({value} AS {kind})"
 
-    def _reader(self, data: Sequence[Column]) -> str:
+    def _reader(self, data: Sequence[Column], files: Sequence[str]) -> str:
         """Return the table function that reads the files."""
-        arguments = [f"[{', '.join(map(literal, self.files))}]", "hive_partitioning = false"]
+        arguments = [f"[{', '.join(map(literal, files))}]", "hive_partitioning = false"]
         if self.partition_by:
             arguments.append(f"filename = '{_FILE}'")
         if self.format == "parquet":
@@ -245,14 +247,14 @@ class Relation:
         }
         return [f"{name} = {literal(value)}" for name, value in settings.items()]
 
-    def _create_folders(self, connection: DuckDBPyConnection, name: str) -> None:
+    def _create_folders(self, connection: DuckDBPyConnection, name: str, files: Sequence[str]) -> None:
         """Put the values in the folders' names into a table, a row per file.
 
         DuckDB's own Hive partitions would also take a folder far above the table for a column.
         """
         kinds = {column.name.lower(): type_of(column.type) or "VARCHAR" for column in self.schema}
-        values = [partition_values(file, self.partition_by) for file in self.files]
-        parameters: dict[str, Any] = {"files": self.files}
+        values = [partition_values(file, self.partition_by) for file in files]
+        parameters: dict[str, Any] = {"files": list(files)}
         select = [f"unnest($files) AS {_FILE}"]
         for number, key in enumerate(map(str.lower, self.partition_by)):
             parameters[f"p{number}"] = [row[number] for row in values]
@@ -305,9 +307,18 @@ def partition_values(file: str, partition_by: Sequence[str]) -> list[str | None]
 @contextmanager
 def opened(views: Mapping[str, Relation], threads: int | None = None) -> Iterator[DuckDBPyConnection]:
     """Open DuckDB in memory with a view per relation; it can read their files and write only to a folder of its own."""
+    with ExitStack() as held:
+        here = {name: held.enter_context(relation.at_hand(relation.files)) for name, relation in views.items()}
+        yield held.enter_context(_opened(views, here, threads))
+
+
+@contextmanager
+def _opened(
+    views: Mapping[str, Relation], here: Mapping[str, Sequence[str]], threads: int | None
+) -> Iterator[DuckDBPyConnection]:
     import duckdb
 
-    files = [file for relation in views.values() for file in relation.files]
+    files = [file for found in here.values() for file in found]
     if gone := next((file for file in files if not os.path.exists(file)), None):  # noqa: PTH110 - there may be many
         msg = f"file {gone} is not there"
         raise ManifestMismatch(msg)
@@ -329,7 +340,7 @@ def opened(views: Mapping[str, Relation], threads: int | None = None) -> Iterato
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             for name, relation in views.items():
-                relation.create(connection, name)
+                relation.create(connection, name, here[name])
         yield connection
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from twophase.core.checkpoint import Json, Key
-from twophase.core.errors import ManifestMismatch
+from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
 from twophase.sinks.layout import ATTEMPT, Marker
+from twophase.sinks.storage import Storage
 
 #: How often a promoter starts over when other writers get in its way, before it leaves the work to whoever comes next.
 TRIES = 20
@@ -111,6 +111,11 @@ class Table(ABC):
 class Opener(Protocol):
     """Who opens tables."""
 
+    @property
+    def storage(self) -> Storage:
+        """Return where their files are."""
+        ...
+
     def app(self, key: Key, handle: Json) -> str:
         """Return whose high-water mark it is: one per pipeline and write."""
         ...
@@ -127,27 +132,32 @@ class Opener(Protocol):
 class Place:
     """Where one attempt's output is: it stays there when the table takes it in."""
 
-    def __init__(self, key: Key, handle: Json) -> None:
+    def __init__(self, key: Key, handle: Json, storage: Storage) -> None:
         """Derive every path from what the record keeps."""
         self.key = key
-        self.side = Path(handle["home"])
+        self.storage = storage
+        self.side: str = handle["home"]
         self.name: str = handle["name"]
-        self.staged = self.side / self.name
+        self.staged = f"{self.side}/{self.name}"
         #: Digests that were voted for before a restage: what they stand for may still turn up (R10).
         self.earlier: list[str] = handle.get("earlier", [])
         #: The marker of the committed revision that this one takes the place of.
         self.replaces: Marker | None = Marker.parse(handle.get("replaces") or "")
 
-    def manifest(self, attempt: int) -> Path:
+    def manifest(self, attempt: int) -> str:
         """Return where an attempt's manifest is."""
-        return self.side / "manifests" / f"{self.key.checkpoint_id:08d}.r{self.key.revision}.a{attempt}.json"
+        return f"{self.side}/manifests/{self.key.checkpoint_id:08d}.r{self.key.revision}.a{attempt}.json"
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Say whether the staged folder is there; one without files need not be."""
+        return not manifest.files or self.storage.has(self.staged)
 
     def older(self) -> Manifest | None:
         """Return the manifest of what this one takes the place of."""
         if self.replaces is None:
             return None
         key = self.key._replace(revision=self.replaces.revision)
-        place = Place(key, {"home": str(self.side), "name": ""})
+        place = Place(key, {"home": self.side, "name": ""}, self.storage)
         return manifests.load(place, self.replaces.attempt, self.replaces.digest)
 
 
@@ -170,7 +180,7 @@ class Promoter:
         self.key = key
         self.handle = handle
         self.manifest = manifest
-        self.place = Place(key, handle)
+        self.place = Place(key, handle, opener.storage)
         match = ATTEMPT.fullmatch(self.place.name)
         self.attempt = int(match[3]) if match else 0
         self.seq: int = handle["commit_seq"]
@@ -187,17 +197,17 @@ class Promoter:
                 self._staged()
             except ManifestMismatch as error:  # the marker is read again: it may have been promoted, and swept, since
                 return self._promoted() or Promotion(Outcome.FAILED, str(error))
-        except Trouble as error:
+        except (Trouble, SinkUnavailable) as error:
             return Promotion(Outcome.RETRY_LATER, str(error))
         return Promotion(Outcome.RETRY_LATER, f"staged at {self.place.staged}")
 
     def _staged(self) -> Manifest:
         """Return the manifest of what is staged, if all of it is there."""
         found = manifests.load(self.place, self.attempt, self.manifest["digest"])
-        if not self.place.staged.is_dir():
+        if not self.place.holds(found):
             msg = f"staged output {self.place.staged} is gone"
             raise ManifestMismatch(msg)
-        manifests.check(self.place.staged, found)
+        manifests.check(self.place.staged, found, self.place.storage)
         return found
 
     def _promoted(self, table: Table | None = None) -> Promotion | None:
@@ -238,7 +248,7 @@ class Promoter:
     def _earlier(self, attempt: int) -> Json | None:
         """Return the summary of an attempt that was voted for before a restage; None: it was not."""
         try:
-            content = self.place.manifest(attempt).read_bytes()
+            content = self.place.storage.read(self.place.manifest(attempt))
         except FileNotFoundError:
             return None
         digest = disk.digest(content)
@@ -266,7 +276,7 @@ class Promoter:
                 faster = f": {conflict}"
             except (ManifestMismatch, Refused) as error:
                 return self._despite(error, Outcome.FAILED)
-            except Trouble as error:
+            except (Trouble, SinkUnavailable) as error:
                 return self._despite(error, Outcome.RETRY_LATER)
         return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
 
@@ -307,7 +317,7 @@ class Promoter:
         """Read the marker again before saying that something went wrong: it may be there all the same."""
         try:
             return self._promoted() or Promotion(outcome, str(error))
-        except Trouble:
+        except (Trouble, SinkUnavailable):
             return Promotion(Outcome.RETRY_LATER, str(error))
 
 

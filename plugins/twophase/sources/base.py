@@ -63,6 +63,10 @@ class Source(Declared):
     def read(self, spark: Any, fixed: Input, slot: str | None = None) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return the fixed input as a DataFrame. Runs in the Spark driver."""
 
+    def connections(self, fixed: Input) -> tuple[str, ...]:  # noqa: ARG002 - for sources that need some
+        """Return the ids of the connections that `read` needs: they reach the Spark driver by its environment."""
+        return ()
+
     def paths(self, fixed: Input) -> list[str]:  # noqa: ARG002 - for sources that can
         """Return the files of a fixed input in full, for a Spark job that reads them by itself."""
         msg = f"{type(self).__name__}: its input is no list of files; give the pipeline a transform"

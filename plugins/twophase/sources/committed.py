@@ -76,6 +76,10 @@ class Committed(Source):
     def _sink(self, fixed: Input) -> Sink:
         return Sink.load(dict((fixed.upstream or {})["sink"]))
 
+    def connections(self, fixed: Input) -> tuple[str, ...]:
+        """Return those of the other pipeline's sink."""
+        return self._sink(fixed).connections() if fixed.upstream else ()
+
     def paths(self, fixed: Input) -> list[str]:
         """Return the files of these revisions, wherever they lie by now."""
         return [path for output in fixed.outputs for path in self._sink(fixed).files(output)]

@@ -57,11 +57,15 @@ class Plan:
         return {name: write["quarantine"] for name, write in self.writes.items() if write.get("quarantine")}
 
     def connections(self) -> list[str]:
-        """Return the ids of the connections that the driver needs to stage."""
+        """Return the ids of the connections that the driver needs to read and to stage."""
         from twophase.sinks.base import Sink
+        from twophase.sources.base import Source
 
         staged = [Sink.load(write["sink"]) for write in self.writes.values() if write["handle"] is not None]
-        return sorted({conn_id for sink in staged for conn_id in sink.connections()})
+        found = {conn_id for sink in staged for conn_id in sink.connections()}
+        for name, read in self.reads.items():
+            found.update(Source.load(read["source"]).connections(self.fixed(name)))
+        return sorted(found)
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""
