@@ -39,7 +39,7 @@ from twophase.core.ports import Outcome
 from twophase.sinks.base import Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PIPELINE = "contract"
 _SCHEMA = "id bigint, word string"
@@ -107,12 +107,15 @@ class Stage:
         key = Key(PIPELINE, *((self.checkpoints, 1) if of is None else (of.key.checkpoint_id, of.key.revision + 1)))
         return self.attempt(key, attempt, rows, of)
 
+    def frame(self, rows: Rows) -> DataFrame:
+        """Return the rows as the transform gives them to the sink."""
+        return self.spark.createDataFrame([(row["id"], row["word"]) for row in rows], _SCHEMA).coalesce(1)
+
     def attempt(self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None) -> Staged:
         """Stage one attempt of a revision."""
         made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
         place = self.sink.place(key, attempt, secrets.token_hex(4), older=of.output if of else None)
-        frame = self.spark.createDataFrame([(row["id"], row["word"]) for row in made], _SCHEMA).coalesce(1)
-        manifest = self.sink.stage(frame, key, attempt, "contract", place)
+        manifest = self.sink.stage(self.frame(made), key, attempt, "contract", place)
         self.decided += 1
         handle = {**place, "commit_seq": self.decided, "timestamp": "2026-01-01T00:00:00+00:00"}
         staged = Staged(self.sink, key, attempt, json.loads(json.dumps(handle)), _plain(manifest), made)

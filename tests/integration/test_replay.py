@@ -155,6 +155,26 @@ def test_a_table_that_is_replaced_as_a_whole_shows_its_latest_after_a_replay(wor
     assert words.rows() == {row["id"]: row["word"] for row in rows_of(4, 2)}
 
 
+def test_a_month_that_comes_late_stays_below_the_later_one_and_can_be_run_again(world: Any) -> None:
+    words = world()
+    words.pipeline = Pipeline(
+        "words",
+        reads={"words": sources.Interval("landing/{start:%Y-%m}", "json")},
+        transform="word_count:copy",
+        writes={"dwh": words.pipeline.sinks["dwh"]},
+    )
+    for month in ("06", "05"):  # June is checkpoint 1, May 2: both change 100 and 2
+        land("a.json", [{"id": 1}], f"landing/2026-{month}")
+        assert library.run(words.pipeline, slot=f"2026-{month}-01/2026-{month}-02")
+    late = words.rows()
+
+    listed("backfill", "words", "--from", "2026-05-01", "--to", "2026-05-01")
+
+    assert late == {1: "1 r1", 2: "1 r1", 3: "2 r1", 100: "1 r1"}
+    assert words.rows() == {1: "1 r1", 2: "1 r1", 4: "2 r2", 100: "1 r1"}
+    assert twophase("verify", "words").exit_code == 0
+
+
 def test_what_was_made_from_a_replaced_checkpoint_is_replayed_through_the_latest(
     world: Any, record: PostgresRecord
 ) -> None:

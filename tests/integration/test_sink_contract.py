@@ -11,15 +11,17 @@ import polars as pl
 import psycopg2
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import DataFrame, functions
 
 from factories import visible
 from senders import kept
+from spark_session import local_session
 from twophase import committers, sinks
 from twophase.committers import CheckpointCommitter
 from twophase.sinks import sending
 from twophase.sinks.base import Sink
 from twophase.sinks.pg import database
-from twophase.testing import Read, Rows, SinkContract, Staged
+from twophase.testing import Read, Rows, SinkContract, Stage, Staged
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -84,6 +86,23 @@ class TestPostgresAttach(InPostgres):
 @pytest.mark.slow
 class TestPostgresUpsert(InPostgres):
     arguments = {"mode": "upsert", "key": ["id"]}  # noqa: RUF012 - never changed
+
+
+class Changelog(Stage):
+    """Stages rows as a changelog that adds them."""
+
+    def frame(self, rows: Rows) -> DataFrame:
+        return super().frame(rows).withColumn("_change", functions.lit("+I"))
+
+
+@pytest.mark.slow
+class TestPostgresRetract(InPostgres):
+    arguments = {"mode": "retract", "key": ["id"]}  # noqa: RUF012 - never changed
+
+    @pytest.fixture
+    def stage(self, sink: Sink) -> Stage:
+        sink.prepare()
+        return Changelog(local_session(), sink)
 
 
 @pytest.mark.slow
