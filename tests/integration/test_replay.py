@@ -17,6 +17,7 @@ from factories import PreStaged, land, words_pipeline
 from processes import start
 from replaying import Staging, by_key, folded, meanwhile, replay, rows_of
 from twophase import Pipeline, sinks, sources
+from twophase.backfilling import Backfill, Selection
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Run
 from twophase.core.errors import ConfigError, IllegalTransition
@@ -141,6 +142,19 @@ def test_a_revision_that_was_the_latest_when_it_began_is_not_committed_in_the_mi
         assert words.rows() == before
         with pytest.raises(ConfigError, match="it cannot be run again"):
             runner.coordinator.replace(Run(None, "backfill-12345678.none"), 1)
+
+
+def test_a_replay_takes_its_checkpoints_in_order(world: Any, record: PostgresRecord) -> None:
+    words = world()
+    words.commit(3)
+    work = Backfill(record, "words", Selection((1, 3)), lambda _: Staging("upsert"))
+    mine = Run(None, f"{work.started.id}.mine")
+    with Runner(words.pipeline, Staging("upsert"), record=record) as runner:
+        with pytest.raises(ConfigError, match="it cannot be run again"):
+            runner.coordinator.replace(mine, 2)
+        assert runner.replace(1, me=mine)
+
+        assert runner.coordinator.replace(mine, 2).revision == 2
 
 
 def test_a_table_that_is_replaced_as_a_whole_shows_its_latest_after_a_replay(world: Any) -> None:

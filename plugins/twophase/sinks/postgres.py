@@ -298,7 +298,7 @@ class Postgres(Sink):
             marker = promoter.marker(cursor)
             forgotten = promoter.has_no_place(cursor)
         if forgotten:
-            msg = f"checkpoint {key}: {forgotten}; abort it, or declare a longer history"
+            msg = f"checkpoint {key}: {forgotten}; a longer history= keeps more from now on"
             raise ConfigError(msg)
         if marker is not None:
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"

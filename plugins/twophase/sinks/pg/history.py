@@ -20,7 +20,7 @@ The cost follows the keys that are changed: an entry is found by key and order, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.slots import Slot
@@ -75,24 +75,25 @@ class History:
         """Return the columns that are kept besides the key; what is staged for the first time is kept from now on."""
         from psycopg2 import sql
 
+        known = staging.columns_of(self.cursor, self.changes.target) or {}
         there = staging.columns_of(self.cursor, self.table)
         if there is None:
-            self._create()
+            self._create({name: known[name] for name in self.changes.columns})
             return self.changes.others
-        for name, kind in self.changes.columns.items():
-            if name not in there:
-                add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
-                self._run(add, self.table.sql, sql.Identifier(name), sql.SQL(kind))
-        known = staging.columns_of(self.cursor, self.changes.target) or {}
-        kept = [name for name in there if not name.startswith(OURS) and name in known]
-        kept += [name for name in self.changes.columns if name not in there]
+        kept = {**dict.fromkeys(name for name in there if name in known), **self.changes.columns}
+        for name in kept:
+            if there.get(name) != known[name]:  # new, or the owner of the target has given it another type
+                change = "ALTER COLUMN {} TYPE {kind} USING {}::{kind}" if name in there else "ADD COLUMN {} {kind}"
+                column = sql.Identifier(name)
+                how = sql.SQL(change).format(column, column, kind=sql.SQL(known[name]))
+                self._run(sql.SQL("ALTER TABLE {} {}"), self.table.sql, how)
         return [name for name in kept if name not in self.changes.key]
 
-    def _create(self) -> None:
+    def _create(self, kinds: Mapping[str, str]) -> None:
         from psycopg2 import sql
 
         columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in self.changes.columns.items()
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in kinds.items()
         )
         kind = sql.SQL("bigint" if isinstance(self.order, int) else 'text COLLATE "C"')
         self._run(
