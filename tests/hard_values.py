@@ -20,7 +20,6 @@ TEXTS = (
 LONG = ("x" * 1_000_000, 'é"\\\n' * 200_000)
 _COLUMNS = """
     id, word, concat('k', id, word) AS other,
-    IF(id % 5 = 0, NULL, cast(id % 128 AS smallint)) AS small,
     IF(id % 2 = 0, 2147483647, -2147483648) AS whole,
     IF(id % 2 = 0, 9223372036854775807L, -9223372036854775807L) AS large,
     CASE id % 3 WHEN 0 THEN float('NaN') WHEN 1 THEN float(1.17549435E-38D) ELSE float(id) / float(3) END AS single,

@@ -90,6 +90,10 @@ class Sink(Declared):
         """Return the ids of the connections that `stage` needs: they reach the Spark driver by its environment."""
         return ()
 
+    def reading_connections(self) -> tuple[str, ...]:
+        """Return the ids of the connections that `read` needs in the Spark job of a pipeline that reads this sink."""
+        return self.connections()
+
     def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - for sinks that cannot
         """Say why a committed checkpoint cannot be run again here; None: it can.
 
@@ -178,6 +182,11 @@ class Sink(Declared):
         return iter(())
 
     # --- reading: for sinks that can be read by the record -----------------------------------------------------------
+
+    def check_readable(self) -> None:
+        """Raise ConfigError unless decided revisions can be read by the record."""
+        if type(self).read is Sink.read:
+            self._refuse("it cannot be read by the record; read it with its own tools")
 
     def stands(self, output: Output) -> bool:  # noqa: ARG002 - for sinks that can
         """Say whether the output of a decided revision can be read: it is visible, or kept after its replacement."""

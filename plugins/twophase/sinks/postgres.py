@@ -462,12 +462,20 @@ class Postgres(Sink):
             mine = condition.format(sql.Identifier(CHECKPOINT), sql.Literal(output.key.checkpoint_id))
         return Rows(self.conn_id, Place(self.target, where=mine), output.manifest["schema"], "committed")
 
+    def check_readable(self) -> None:
+        """Raise ConfigError unless rows say whose they are."""
+        if self.mode != "append":
+            self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
+
+    def reading_connections(self) -> tuple[str, ...]:
+        """Return the connection that rows are read by."""
+        return (self.conn_id,)
+
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over the rows of decided revisions that still stand."""
         from twophase.sinks.pg import reading
 
-        if self.mode != "append":
-            self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
+        self.check_readable()
         for output in outputs:
             if not self.stands(output):
                 msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"

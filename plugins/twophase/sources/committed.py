@@ -58,6 +58,8 @@ class Committed(Source):
             start = progress.position().get(SEQ, 1)
             standing = progress.committed(self.pipeline, self.sink, start, None, self.max_checkpoints)
             end = standing.end if standing.outputs else start
+        if standing.upstream:
+            Sink.load(dict(standing.upstream["sink"])).check_readable()
         return Input(ranges={SEQ: (start, end)}, outputs=standing.outputs, upstream=standing.upstream)
 
     def check(self, fixed: Input) -> None:
@@ -77,8 +79,8 @@ class Committed(Source):
         return Sink.load(dict((fixed.upstream or {})["sink"]))
 
     def connections(self, fixed: Input) -> tuple[str, ...]:
-        """Return those of the other pipeline's sink."""
-        return self._sink(fixed).connections() if fixed.upstream else ()
+        """Return the connections that the other pipeline's sink is read by."""
+        return self._sink(fixed).reading_connections() if fixed.outputs else ()
 
     def paths(self, fixed: Input) -> list[str]:
         """Return the files of these revisions, wherever they lie by now."""

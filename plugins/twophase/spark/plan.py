@@ -62,10 +62,8 @@ class Plan:
         from twophase.sources.base import Source
 
         staged = [Sink.load(write["sink"]) for write in self.writes.values() if write["handle"] is not None]
-        found = {conn_id for sink in staged for conn_id in sink.connections()}
-        for name, read in self.reads.items():
-            found.update(Source.load(read["source"]).connections(self.fixed(name)))
-        return sorted(found)
+        read = [Source.load(dict(read["source"])).connections(self.fixed(name)) for name, read in self.reads.items()]
+        return sorted({conn_id for found in (*read, *(sink.connections() for sink in staged)) for conn_id in found})
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""

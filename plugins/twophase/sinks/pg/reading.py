@@ -3,33 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.checkpoint import Output
 from twophase.sinks import paths
-from twophase.sinks.pg import database
+from twophase.sinks.pg import database, promoting, types
 from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import CHECKPOINT
+from twophase.sinks.pg.staging import CHECKPOINT, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+class Carried(NamedTuple):
+    """How a column gets from PostgreSQL to Spark."""
+
+    name: str
+    #: Spark's type in the end.
+    kind: str
+    #: The type that the server gives it, and Spark's type for that.
+    postgres: str
+    spark: str
 
 
 def frame(spark: SparkSession, conn_id: str, target: Table, outputs: Sequence[Output]) -> DataFrame:
     """Return the rows of these revisions, with their checkpoint's number in the column `checkpoint`."""
     schema = max((output.manifest["schema"] for output in outputs), key=len)
-    wanted = [(output.key.checkpoint_id, int(output.manifest["rows"])) for output in outputs]
-    numbers = spark.createDataFrame(wanted, "checkpoint bigint, rows bigint").repartition(max(len(wanted), 1))
-    reader = Reader(database.dsn(conn_id), target, [name for name, _ in schema])
-    ddl = f"{paths.ddl(schema)}, checkpoint bigint"
-    return numbers.mapInArrow(reader, ddl)
+    with database.committed(conn_id) as cursor:
+        there = columns_of(cursor, target) or {}
+    columns = [carried(name, kind, there.get(name, "")) for name, kind in schema]
+    wanted = [(*output.key, int(output.manifest["rows"])) for output in outputs]
+    asked = "pipeline string, checkpoint bigint, revision int, rows bigint"
+    numbers = spark.createDataFrame(wanted, asked).repartition(max(len(wanted), 1))
+    read = paths.ddl([*((column.name, column.spark) for column in columns), ("checkpoint", "bigint")])
+    rows = numbers.mapInArrow(Reader(database.dsn(conn_id), target, columns), read)
+    return rows.select(*map(_restored, columns), "checkpoint")
+
+
+def carried(name: str, kind: str, postgres: str) -> Carried:
+    """Say how a column is carried: as it is, or as a text where Arrow has another idea of its type."""
+    made = types.created(kind) or "text"
+    if kind == "tinyint":
+        return Carried(name, kind, "smallint", "smallint")
+    if kind.startswith("decimal") or made == "jsonb" or made.endswith("[]") != postgres.endswith("[]"):
+        return Carried(name, kind, "text", "string")
+    return Carried(name, kind, made, kind)
+
+
+def _restored(column: Carried) -> Column:
+    """Return a column with its own type again."""
+    from pyspark.sql import functions
+
+    found = functions.col("`" + column.name.replace("`", "``") + "`")
+    if column.kind == column.spark:
+        return found
+    if column.kind.startswith(("struct<", "map<", "array<")):
+        return functions.from_json(found, column.kind).alias(column.name)
+    return found.cast(column.kind).alias(column.name)
 
 
 class Reader:
     """Reads the rows of some checkpoints; its text shows no password."""
 
-    def __init__(self, dsn: str, target: Table, columns: Sequence[str]) -> None:
+    def __init__(self, dsn: str, target: Table, columns: Sequence[Carried]) -> None:
         """Name the database, the table and the columns."""
         self._dsn = dsn
         self._target = target
@@ -40,26 +77,40 @@ class Reader:
         return f"Reader({self._target})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the checkpoints that the rows name."""
+        """Read the checkpoints that the rows name, each as of one moment."""
         from adbc_driver_postgresql import dbapi
 
-        with dbapi.connect(self._dsn) as connection, connection.cursor() as cursor:
-            for batch in batches:
-                for row in batch.to_pylist():
+        for batch in batches:
+            for row in batch.to_pylist():
+                with dbapi.connect(self._dsn) as connection, connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                    self._check(cursor, row)
                     yield from self._read(cursor, row["checkpoint"], row["rows"])
+
+    def _check(self, cursor: Any, row: dict[str, Any]) -> None:  # noqa: ANN401 - a cursor
+        """See that the rows are still this revision's."""
+        markers = ".".join(map(_quoted, promoting.MARKERS))
+        query = f"SELECT max(revision) FROM {markers} WHERE pipeline = $1 AND target = $2 AND checkpoint_id = $3"  # noqa: S608 - ours
+        cursor.execute(query, (row["pipeline"], str(self._target), row["checkpoint"]))
+        found = cursor.fetchone()[0]
+        if found != row["revision"]:
+            which = f"table {self._target}: checkpoint {row['checkpoint']}"
+            msg = f"{which}: expected the rows of revision {row['revision']}, found those of {found}; read it again"
+            raise RuntimeError(msg)
 
     def _read(self, cursor: Any, checkpoint_id: int, expected: int) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a cursor
         import pyarrow as pa
 
-        names = ", ".join(_quoted(name) for name in self._columns)
+        cells = ", ".join(f"CAST({_quoted(column.name)} AS {column.postgres})" for column in self._columns)
         target = ".".join(map(_quoted, self._target))
-        query = f"SELECT {names} FROM {target} WHERE {_quoted(CHECKPOINT)} = $1"  # noqa: S608 - quoted names
+        query = f"SELECT {cells} FROM {target} WHERE {_quoted(CHECKPOINT)} = $1"  # noqa: S608 - quoted names
         cursor.execute(query, (checkpoint_id,))
         found = 0
+        names = [*(column.name for column in self._columns), "checkpoint"]
         for batch in cursor.fetch_record_batch():
             found += batch.num_rows
             number = pa.array([checkpoint_id] * batch.num_rows, pa.int64())
-            yield pa.RecordBatch.from_arrays([*batch.columns, number], names=[*self._columns, "checkpoint"])
+            yield pa.RecordBatch.from_arrays([*batch.columns, number], names=names)
         if found != expected:
             msg = f"table {self._target}: checkpoint {checkpoint_id}: expected {expected} rows, found {found}"
             raise RuntimeError(msg)
