@@ -26,9 +26,11 @@ KEY = Key("hard", 1, 1)
 NESTED = (
     "array(word, NULL, other) AS words", "IF(id % 2 = 0, array(), NULL) AS nothing", "array(at, NULL) AS times",
     "array(local) AS locals", "array(day, NULL) AS days", "array(raw, NULL) AS bytes", "array(single, NULL) AS singles",
-    "array(ratio) AS ratios", "array(flag) AS flags", "array(large, NULL) AS numbers", "array(cast(id AS smallint)) AS shorts",
+    "array(ratio) AS ratios", "array(flag) AS flags", "array(large, NULL) AS numbers",
+    "array(cast(id AS smallint)) AS shorts", "cast(id AS smallint) AS small",
     "named_struct('a', id, 'b', word) AS more", "map(cast(id AS string), word) AS pairs", "array(array(id)) AS deep",
-    "IF(id % 5 = 0, NULL, cast(id % 128 AS tinyint)) AS tiny", "cast(id AS smallint) AS small", "cast('6f1c1a52-0f0e-4b5c-9c53-5f3f0d7a2b11' AS string) AS name",
+    "IF(id % 5 = 0, NULL, cast(id % 128 AS tinyint)) AS tiny",
+    "cast('6f1c1a52-0f0e-4b5c-9c53-5f3f0d7a2b11' AS string) AS name",
 )  # fmt: skip
 
 

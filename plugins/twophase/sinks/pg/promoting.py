@@ -63,7 +63,9 @@ def create_markers(cursor: Any) -> None:  # noqa: ANN401 - a cursor
     cursor.execute("SELECT to_regclass(%s)", (str(MARKERS),))
     if cursor.fetchone()[0] is None:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks'))")
-        cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(MARKERS.schema)))
+        cursor.execute("SELECT to_regnamespace(%s)", (MARKERS.schema,))
+        if cursor.fetchone()[0] is None:  # whoever made it may be the only one who can
+            cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(MARKERS.schema)))
         for statement in _CREATE_MARKERS:
             cursor.execute(sql.SQL(statement).format(MARKERS.sql))
 
@@ -351,6 +353,7 @@ class Promoter:
         cursor.execute(attach.format(self.target.sql, self.staged.sql, sql.Literal(self.key.checkpoint_id)))
         cursor.execute(sql.SQL("DROP TABLE {}").format(staging.parts_of(self.staged).sql))
         partition = sql.Identifier(f"{self.target.name[:40]}_{self.key.checkpoint_id:08d}_r{self.key.revision}")
+        cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(self.staged.sql))  # no stager's any more
         cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(self.staged.sql, partition))
 
     # --- the target --------------------------------------------------------------------------------------------------
