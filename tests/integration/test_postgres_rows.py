@@ -17,7 +17,7 @@ from twophase import Pipeline, audits, sinks, sources
 from twophase.audits import Audit, AuditContext
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
@@ -119,6 +119,48 @@ def test_rows_that_are_looked_at_do_not_hold_up_their_promotion(target: Any) -> 
         promoted = sink.promote(KEY, handle, manifest)
 
     assert promoted.outcome is Outcome.PROMOTED
+
+
+APPENDED = "expected 4 rows of checkpoint, found 3"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, APPENDED),
+        ({"attach": True}, APPENDED),
+        ({"mode": "replace"}, APPENDED),
+        ({"mode": "upsert", "key": ["at"]}, None),
+    ],
+    ids=str,
+)
+def test_verify_tells_rows_and_markers_that_are_gone_as_far_as_rows_say_whose_they_are(
+    target: Any, options: dict[str, Any], told: str | None
+) -> None:
+    sink = sinks.Postgres("words", conn_id="dwh", create=True, **options)
+    handle, manifest = staged(sink)
+    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+    output = Output(KEY, 1, handle, manifest)
+    assert list(sink.verify(output)) == []
+    assert list(sink.strangers([output])) == []
+
+    target.execute("DELETE FROM public.words WHERE word IS NULL")
+    assert list(sink.verify(output)) == ([f"table public.words: {told}"] if told else [])
+    if sink.mode == "append":
+        assert list(sink.strangers([])) == ["table public.words has rows of checkpoint 1, which is not committed"]
+    target.execute("DELETE FROM twophase_sinks.promoted")
+    assert list(sink.verify(output)) == ["table public.words: expected the marker of attempt 1, found none"]
+
+
+def test_verify_of_a_replaced_table_counts_the_rows_of_the_last_checkpoint_only(target: Any) -> None:
+    sink = sinks.Postgres("words", conn_id="dwh", create=True, mode="replace")
+    handle, manifest = staged(sink)
+    sink.promote(KEY, handle, manifest)
+    later = "SELECT pipeline, target, 2, 1, 1, manifest, now() FROM twophase_sinks.promoted"
+    target.execute(f"INSERT INTO twophase_sinks.promoted {later}")
+    target.execute("TRUNCATE public.words")
+
+    assert list(sink.verify(Output(KEY, 1, handle, manifest))) == []
 
 
 # --- whole pipelines -------------------------------------------------------------------------------------------------

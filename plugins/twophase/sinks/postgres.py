@@ -383,7 +383,7 @@ class Postgres(Sink):
     # --- verify, read ------------------------------------------------------------------------------------------------
 
     def verify(self, output: Output) -> Iterator[str]:
-        """Compare a committed revision with its marker, appended rows by their number, upserted ones by their keys."""
+        """Compare a committed revision with its marker, its own rows by their number, and upserted ones by their keys."""
         from psycopg2 import sql
 
         with self._looking() as cursor:
@@ -394,10 +394,11 @@ class Postgres(Sink):
                 return
             if self.mode == "upsert":
                 yield from self._verify_keys(cursor, output)
-            if self.mode != "append":
+            if self.mode in _BY_KEY or (self.mode == "replace" and not self.stands(output)):
                 return
-            query = sql.SQL("SELECT count(*) FROM {} WHERE {} = %s")
-            cursor.execute(query.format(self.target.sql, sql.Identifier(CHECKPOINT)), (output.key.checkpoint_id,))
+            mine = sql.SQL(" WHERE {} = %s" if self.mode == "append" else "").format(sql.Identifier(CHECKPOINT))
+            query = sql.SQL("SELECT count(*) FROM {}").format(self.target.sql) + mine
+            cursor.execute(query, (output.key.checkpoint_id,) if self.mode == "append" else None)
             rows = cursor.fetchone()[0]
         if rows != output.manifest["rows"]:
             yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"

@@ -227,16 +227,20 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
 
 
 def _check_key(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
-    from psycopg2 import sql
+    from psycopg2 import errors, sql
 
     _check_nulls(cursor, which, table, key)
     names = sql.SQL(", ").join(map(sql.Identifier, key))
-    twice = sql.SQL("SELECT {}, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1")
-    cursor.execute(twice.format(names, table.sql, names))
-    if row := cursor.fetchone():
+    cursor.execute("SAVEPOINT keyed")
+    try:
+        cursor.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(table.sql, names))
+    except errors.UniqueViolation as error:
+        cursor.execute("ROLLBACK TO SAVEPOINT keyed")
+        twice = sql.SQL("SELECT {}, count(*) FROM {} GROUP BY {} HAVING count(*) > 1 LIMIT 1")
+        cursor.execute(twice.format(names, table.sql, names))
+        row = cursor.fetchone()
         msg = f"{which}: key {', '.join(key)}: {row[-1]} rows have {_shown(key, row)}; keep one row per key"
-        raise BadValue(msg)
-    cursor.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(table.sql, names))
+        raise BadValue(msg) from error
 
 
 def _check_nulls(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
