@@ -32,6 +32,13 @@ class Rows(NamedTuple):
     parts: int
     schema: Sequence[Column]
 
+    def changing(self) -> Rows:
+        """Return a changelog that adds these and takes back as many of just before them, so that none can go twice."""
+        count = len(self.rows)
+        older = [{**row, "id": row["id"] - count, "_change": "-D"} for row in self.rows if row["id"] >= count]
+        added = [{**row, "_change": "+I"} for row in self.rows]
+        return Rows(older + added, self.parts, (*self.schema, Column("_change", "string")))
+
     def part(self, number: int) -> pa.Table:
         """Return one of them as Arrow has it."""
         columns = pa.schema([(name, _TYPES[kind]) for name, kind in self.schema])
@@ -68,6 +75,7 @@ def _(sink: Lake, to: Attempted, rows: Rows) -> Json:
 
 @prestage.register
 def _(sink: Postgres, to: Attempted, rows: Rows) -> Json:
+    rows = rows.changing() if sink.mode == "retract" else rows
     columns = sink.open(to.key, to.name, to.handle, tuple(rows.schema))
     loader = Loader(database.dsn(sink.connections()[0]), Table(*to.handle["staging"]))
     for number in range(rows.parts):

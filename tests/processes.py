@@ -21,7 +21,7 @@ from typing import Any
 
 #: Also what makes barriers and queues that such processes share.
 _context = context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["scenarios", "processes"])
+_context.set_forkserver_preload(["scenarios", "processes", "chaos.sinking"])
 
 
 def _start_server() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 
@@ -21,6 +22,14 @@ from twophase.maintenance import sweep as sweep_all
 from twophase.running import Runner, coordinator
 from twophase.sinks.base import Sink
 
+# The fork server imports this module once for all processes: what sinks import only when they need it is imported here.
+for needed in (
+    *("adbc_driver_postgresql.dbapi", "deltalake", "psycopg2.extras", "psycopg2.sql", "pyiceberg.io.pyarrow"),
+    *("rich.table", "sqlalchemy.dialects.sqlite", "twophase.committer.registry", "twophase.sinks.delta"),
+    *("twophase.sinks.iceberg", "xxhash"),
+):
+    importlib.import_module(needed)
+
 #: The connection of the target database, as processes of the test get it.
 TARGET = "TWOPHASE_TEST_TARGET"
 
@@ -31,10 +40,26 @@ DECLARED: dict[str, Callable[[], Sink]] = {
     "postgres": lambda: sinks.Postgres("words", conn_id="dwh", create=True),
     "attached": lambda: sinks.Postgres("words_attached", conn_id="dwh", create=True, attach=True),
     "upserted": lambda: sinks.Postgres("words_upserted", conn_id="dwh", create=True, mode="upsert", key=["id"]),
+    "retracted": lambda: sinks.Postgres("words_retracted", conn_id="dwh", create=True, mode="retract", key=["id"]),
+    "replaced": lambda: sinks.Postgres("words_replaced", conn_id="dwh", create=True, mode="replace"),
     "sent": lambda: sinks.WriteAhead("senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True),
     "delta": lambda: sinks.Delta("delta/words"),
     "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=CATALOG),
 }
+#: The tables of the target database.
+TABLES = {
+    "postgres": "words",
+    **{kind: f"words_{kind}" for kind in ("attached", "upserted", "retracted", "replaced")},
+}
+#: Sinks that hold what their last checkpoint brought, and nothing else.
+LAST_ONLY = frozenset({"retracted", "replaced"})
+#: How many rows a checkpoint has here.
+ROWS = 20
+
+
+def expected(kind: str, rows: list[Row]) -> list[Row]:
+    """Return what a reader of a sink must find when checkpoints with these rows are in it."""
+    return rows[-ROWS:] if kind in LAST_ONLY else rows
 
 
 def pipeline(kinds: str) -> Pipeline:
@@ -57,7 +82,7 @@ def held(kind: str) -> list[Row]:
         assert isinstance(sink.catalog, dict)
         found: list[Row] = SqlCatalog("default", **sink.catalog).load_table(sink.table).scan().to_arrow().to_pylist()
         return found
-    table = {"postgres": "words", "attached": "words_attached", "upserted": "words_upserted"}[kind]
+    table = TABLES[kind]
     with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:
         cursor = session.cursor()
         cursor.execute("SELECT to_regclass(%s)", (f"public.{table}",))
