@@ -1,6 +1,7 @@
 """A proxy before PostgreSQL that loses what it is told to lose: a COMMIT, or only the reply to it.
 
-It is told so by the client itself, in the same connection, so that it is known which COMMIT is meant.
+It is told so by the client itself, in the same connection, so that it is known which COMMIT is meant; or by a plan,
+for all clients together, of the how manyth COMMIT it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 #: What a client says right before the COMMIT that is meant.
 LOSE_REPLY = "SELECT 'lose the reply to the next COMMIT'"
@@ -18,11 +20,33 @@ LOSE_COMMIT = "SELECT 'lose the next COMMIT'"
 _SSL, _GSS = 80877103, 80877104
 
 
+@dataclass
+class Plan:
+    """Says what happens to the nth COMMIT of all clients together, and counts them."""
+
+    how: str | None = None
+    nth: int = 0
+    seen: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lose(self, how: str, nth: int) -> None:
+        """Begin to count anew."""
+        with self._lock:
+            self.how, self.nth, self.seen = how, nth, 0
+
+    def meet(self) -> str | None:
+        """Count a COMMIT; return what happens to it."""
+        with self._lock:
+            self.seen += 1
+            return self.how if self.seen == self.nth else None
+
+
 class Connection:
     """One client's connection and the server's other end of it."""
 
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+    def __init__(self, client: socket.socket, server: socket.socket, plan: Plan) -> None:
         self.client, self.server = client, server
+        self.plan = plan
         self.losing: str | None = None
         self.answered = threading.Event()
         self.lost = False
@@ -36,6 +60,8 @@ class Connection:
                 break
         for kind, message in _messages(self.client):
             text = message[5:].rstrip(b"\0").decode(errors="replace") if kind == b"Q" else ""
+            if text == "COMMIT":
+                self.losing = self.plan.meet() or self.losing
             if text == "COMMIT" and self.losing == LOSE_COMMIT:
                 self.lost = True
                 return
@@ -101,8 +127,9 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 @contextmanager
-def proxy(port: int) -> Iterator[int]:
+def proxy(port: int, plan: Plan | None = None) -> Iterator[int]:
     """Listen before a server on this machine; yield the port to connect to."""
+    plan = plan or Plan()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def accept() -> None:
@@ -110,7 +137,7 @@ def proxy(port: int) -> Iterator[int]:
                 while True:
                     client, _ = listening.accept()
                     server = socket.create_connection(("127.0.0.1", port))
-                    threading.Thread(target=Connection(client, server).run, daemon=True).start()
+                    threading.Thread(target=Connection(client, server, plan).run, daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
         yield listening.getsockname()[1]

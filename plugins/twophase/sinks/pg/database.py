@@ -61,14 +61,23 @@ def dsn(conn_id: str) -> str:
 
 @contextmanager
 def session(conn_id: str) -> Iterator[Session]:
-    """Open a session that waits for no lock for long; commit is the caller's, anything else is rolled back."""
+    """Open a session that waits for no lock for long; commit is the caller's, anything else is rolled back.
+
+    Each of its statements sees what was committed before it, whatever the database's default is: a marker that another
+    promoter has put in meanwhile is seen.
+    """
     import psycopg2
 
+    options = {
+        "lock_timeout": LOCK_TIMEOUT,
+        "idle_in_transaction_session_timeout": IDLE_TIMEOUT,
+        "default_transaction_isolation": r"read\ committed",
+    }
     opened = psycopg2.connect(
         dsn(conn_id),
         connect_timeout=_CONNECT_SECONDS,
         application_name="twophase",
-        options=f"-c lock_timeout={LOCK_TIMEOUT} -c idle_in_transaction_session_timeout={IDLE_TIMEOUT}",
+        options=" ".join(f"-c {name}={value}" for name, value in options.items()),
     )
     try:
         yield opened

@@ -96,10 +96,11 @@ class Promoter:
             return Promotion(Outcome.RETRY_LATER, database.one_line(error))
 
     def _find(self, cursor: Any) -> Promotion:  # noqa: ANN401 - a cursor
+        """Look at what is staged, then at the marker: who takes the one away meanwhile has put the other in."""
+        found = staging.look(cursor, self.staged)
         marker = self.marker(cursor)
         if marker is not None:
             return self._already(*marker)
-        found = staging.look(cursor, self.staged)
         if found is None:
             return Promotion(Outcome.FAILED, f"staging table {self.staged} is gone and no marker is there")
         if found.digest(self.staged) != self.manifest["digest"]:
@@ -137,6 +138,7 @@ class Promoter:
                 found = self._find(cursor)
                 if found.outcome is not Outcome.RETRY_LATER:
                     return found
+                session.rollback()  # a look that goes on would keep another promoter from dropping the staging table
                 if not self._mark(cursor):
                     session.rollback()
                     return self._find(cursor)
@@ -359,10 +361,13 @@ class Promoter:
     # --- the target --------------------------------------------------------------------------------------------------
 
     def _create(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
-        """Make the target, or add the columns that are new."""
+        """Make the target, or add the columns that are new; of checkpoints that are promoted at once one does."""
         from psycopg2 import sql
 
         there = staging.columns_of(cursor, self.target)
+        if there is None or columns.keys() - there.keys():
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"twophase_sinks {self.target}",))
+            there = staging.columns_of(cursor, self.target)
         if there is None:
             lines = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in columns.items()]
             if self.mode.name == "append":

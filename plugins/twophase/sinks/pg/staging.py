@@ -34,7 +34,7 @@ _SAID = re.compile(
 _OURS = re.compile(r"twophase: ([^\n]*?) :twophase")
 _AWAY = re.compile(
     r"could not connect|Connection (?:to \S+ )?refused|server closed the connection|terminating connection|SSL SYSCALL"
-    r"|An I/O error occurred"
+    r"|An I/O error occurred|No space left on device"
 )
 _NO_DRIVER = re.compile(rf"ClassNotFoundException: {re.escape(jdbc.DRIVER)}")
 _NO_WHEEL = re.compile(r"No module named '(adbc_driver_\w+)'")
