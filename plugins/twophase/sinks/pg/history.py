@@ -135,6 +135,8 @@ class History:
 
         there = sql.SQL("coalesce(n.{}, t.{} IS NOT NULL)").format(sql.Identifier(THERE), self._first)
         self._add(self._next("c", "*"), found, there, sql.SQL(" ON CONFLICT DO NOTHING"))
+        # What follows joins a checkpoint's entries: without this it is planned for a few of them.
+        self._run(sql.SQL("ANALYZE {}"), self.table.sql)
 
     def replace(self, changed: Iterable[str]) -> None:
         """Let the next ones, or the target, have what the checkpoint now makes of each key that it changes or did.
