@@ -33,7 +33,9 @@ for needed in (
 #: The connection of the target database, as processes of the test get it.
 TARGET = "TWOPHASE_TEST_TARGET"
 
-CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
+#: The id of the connection that Iceberg's catalog is reached by; default: it is a file.
+CATALOG = "TWOPHASE_TEST_CATALOG"
+IN_A_FILE = {"type": "sql", "uri": "sqlite:///catalog.db"}
 
 DECLARED: dict[str, Callable[[], Sink]] = {
     "files": lambda: sinks.Files("lake/words"),
@@ -44,7 +46,7 @@ DECLARED: dict[str, Callable[[], Sink]] = {
     "replaced": lambda: sinks.Postgres("words_replaced", conn_id="dwh", create=True, mode="replace"),
     "sent": lambda: sinks.WriteAhead("senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True),
     "delta": lambda: sinks.Delta("delta/words"),
-    "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=CATALOG),
+    "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=os.environ.get(CATALOG) or IN_A_FILE),
 }
 #: The tables of the target database.
 TABLES = {
@@ -79,8 +81,9 @@ def held(kind: str) -> list[Row]:
     if kind == "iceberg":
         sink = DECLARED[kind]()
         assert isinstance(sink, sinks.Iceberg)
-        assert isinstance(sink.catalog, dict)
-        found: list[Row] = SqlCatalog("default", **sink.catalog).load_table(sink.table).scan().to_arrow().to_pylist()
+        uri = os.environ[TARGET].replace("postgres://", "postgresql+psycopg2://")
+        catalog = sink.catalog if isinstance(sink.catalog, dict) else {"uri": uri}
+        found: list[Row] = SqlCatalog("default", **catalog).load_table(sink.table).scan().to_arrow().to_pylist()
         return found
     table = TABLES[kind]
     with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:

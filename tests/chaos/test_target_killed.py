@@ -7,11 +7,9 @@ one instant, as a power failure would.
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,7 +20,7 @@ from adbc_driver_postgresql import dbapi as adbc
 from sqlalchemy import make_url, text
 
 from chaos import sinking
-from conftest import FASTER, administer, open_folder
+from chaos.targets import Server, asked, session
 from factories import PreStaged, Row, counted, land_words
 from processes import polls
 from proxy import LOSE_COMMIT, LOSE_REPLY, Plan, proxy
@@ -34,7 +32,6 @@ from twophase.core.checkpoint import Revision
 from twophase.core.errors import PromotionPending, SinkUnavailable
 from twophase.core.failpoints import FailpointError
 from twophase.core.recovery import Decision, RollForward, recover
-from twophase.local import postgres
 from twophase.maintenance import verify
 from twophase.running import Runner, coordinator
 from twophase.sinks.pg import database, staging
@@ -50,81 +47,17 @@ EACH = pytest.mark.parametrize(
 )
 
 
-class Server:
-    """A second PostgreSQL, that of the target."""
-
-    def __init__(self) -> None:
-        self.home = open_folder("twophase-target-")
-        self.databases = 0
-        self.dsn = ""
-        with self.here():
-            administer(postgres.ensure(), *FASTER)
-
-    @contextmanager
-    def here(self) -> Iterator[None]:
-        """Let what is said about the embedded server be said about this one."""
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("TWOPHASE_HOME", str(self.home))
-            yield
-
-    def new_database(self) -> str:
-        """Make an empty one; return its DSN."""
-        self.databases += 1
-        with self.here():
-            self.dsn = postgres.create_database(f"target_{self.databases}")
-        return self.dsn
-
-    def kill(self) -> None:
-        """Kill all of its processes at one instant."""
-        with self.here():
-            postmaster = postgres.pid()
-        assert postmaster is not None
-        os.kill(postmaster, signal.SIGSTOP)  # nobody new from here on
-        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-        for pid in (postmaster, *map(int, children)):
-            os.kill(pid, signal.SIGKILL)
-
-    def back(self) -> None:
-        """Start it again, unless it runs."""
-        with self.here():
-            postgres.ensure()
-
-    def stop(self) -> None:
-        """End it in good order."""
-        with self.here():
-            postgres.stop()
-
-
 @pytest.fixture(scope="module")
 def server_of_target() -> Iterator[Server]:
     server = Server()
     yield server
-    server.stop()
-    shutil.rmtree(server.home)
+    server.remove()
 
 
 @pytest.fixture
 def target(server_of_target: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    server_of_target.back()
-    dsn = server_of_target.new_database().replace("postgresql+psycopg2", "postgres")
-    monkeypatch.setenv(sinking.TARGET, dsn)
-    monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn)
+    server_of_target.become_target(monkeypatch)
     return server_of_target
-
-
-@contextmanager
-def session() -> Iterator[Any]:
-    """Hand out a cursor of somebody else's in the target database; nothing of it stays."""
-    with closing(psycopg2.connect(os.environ[sinking.TARGET].replace("postgres://", "postgresql://"))) as opened:
-        yield opened.cursor()
-
-
-def asked(query: str) -> list[tuple[Any, ...]]:
-    """Ask the target database."""
-    with session() as cursor:
-        cursor.connection.autocommit = True
-        cursor.execute(query)
-        return cursor.fetchall() if cursor.description else []
 
 
 class Table:

@@ -22,9 +22,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the record'
 _WIDE = 100_000
 
 #: Headings of columns that may take several lines on a terminal.
-LONG = frozenset(
-    {"command", "dag", "difference", "error", "failed", "parked", "reason", "run", "slot", "what has happened", "who"}
-) | {"why"}
+LONG = frozenset({
+    *("command", "dag", "difference", "error", "failed", "parked", "promoted", "reason", "run", "slot"),
+    *("what has happened", "who", "why"),
+})  # fmt: skip
 #: Headings of columns that a narrow terminal does without: `show` has them.
 _SPARE = frozenset({"dag", "run"})
 _NARROW = 100

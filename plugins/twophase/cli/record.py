@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twophase.cli.output import Json, cell, complain, listing, print_json, say, size, state, table
 from twophase.cli.people import parked
 from twophase.core.states import State
+
+if TYPE_CHECKING:
+    from twophase.committer.record import PostgresRecord
 
 #: (heading, column) of a listing of checkpoints, in the order people look for them.
 CHECKPOINTS = (
@@ -104,11 +107,15 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one checkpoint whole: its state, input, participants and every event."""
-    from twophase.cli.opening import connected
+    from twophase.cli.opening import opened
     from twophase.committer import queries
 
-    with connected() as connection:
-        found = queries.show(connection, pipeline, checkpoint_id, revision)
+    with opened() as record:
+        with record.engine.connect() as connection:
+            found = queries.show(connection, pipeline, checkpoint_id, revision)
+        waiting = _waiting(record, found)
+    for participant in found["participants"]:
+        participant["pending"] = waiting.get(participant["name"])
     if as_json:
         print_json(found)
         return
@@ -117,6 +124,32 @@ def show(
     _show_inputs(found["inputs"])
     _show_participants(found["participants"])
     _show_events(found["events"])
+
+
+def _waiting(record: PostgresRecord, found: Mapping[str, Any]) -> dict[str, str]:
+    """Ask the sinks that a decided revision is not promoted to yet why that is; nothing is changed."""
+    from twophase.core.checkpoint import Key
+    from twophase.core.errors import TwophaseError
+    from twophase.maintenance import load
+    from twophase.running import coordinator
+
+    if found["state"] != State.COMMITTING:
+        return {}
+    key = Key(found["pipeline"], found["checkpoint_id"], found["revision"])
+    late = {p["name"] for p in found["participants"] if p["kind"] == "sink" and p["promoted_at"] is None}
+    try:
+        asking = coordinator(record, load(record, key.pipeline))
+    except TwophaseError as error:
+        return dict.fromkeys(late, str(error))
+    with record.transaction() as tx:
+        revision, participants = tx.revision(key), [p for p in tx.participants(key) if p.name in late]
+    reasons: dict[str, str] = {}
+    for participant in participants:
+        try:
+            reasons[participant.name] = asking.find(revision, participant).reason or "its marker is there"
+        except (OSError, TwophaseError) as error:
+            reasons[participant.name] = str(error)
+    return reasons
 
 
 def _show_revision(found: Mapping[str, Any]) -> None:
@@ -161,9 +194,16 @@ def _show_participants(participants: list[dict[str, Any]]) -> None:
     if not participants:
         return
     say("")
-    rows = [{**p, **{name: p["manifest"].get(name) for name in ("rows", "bytes", "files")}} for p in participants]
-    columns = ("name", "kind", "attempt", "vote", "rows", "files", "bytes", "promoted_at", "reason")
-    listing(rows, [(name.removesuffix("_at"), name) for name in columns], title="participants")
+    rows = [
+        {
+            **p,
+            **{name: p["manifest"].get(name) for name in ("rows", "bytes", "files")},
+            "promoted": f"pending: {' '.join(p['pending'].split())}" if p["pending"] else p["promoted_at"],
+        }
+        for p in participants
+    ]
+    columns = ("name", "kind", "attempt", "vote", "rows", "files", "bytes", "promoted", "reason")
+    listing(rows, [(name, name) for name in columns], title="participants")
 
 
 def _show_events(events: list[dict[str, Any]]) -> None:
