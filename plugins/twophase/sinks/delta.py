@@ -32,6 +32,8 @@ HOME = "_twophase"
 _NOTE = "twophase"
 #: Of a table made here: opening one reads the log since its last checkpoint.
 _PROPERTIES = {"delta.checkpointInterval": "10"}
+#: How many entries of the log apart its expired ones are looked for: that looks at each entry there is.
+_CLEANUP_INTERVAL = 100
 #: What a table may ask of its writers, because it asks nothing of those who only add and take out whole files.
 _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed"}) | {
     "timestampNtz",
@@ -255,8 +257,10 @@ class DeltaLog(Table):
         The library moves an entry behind those that came meanwhile, unless one of them has our marker. It would also do
         so when one took away, or rewrote, the files that this one takes out: then only the very next entry will do.
         """
-        from deltalake import CommitProperties, Transaction
+        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
+        # None: whether and how long the table keeps its log is its own setting.
+        cleanup = None if (self.table.version() + 1) % _CLEANUP_INTERVAL == 0 else False
         remove = self._removals(change.remove) if change.remove else []
         with _explained():
             self.table.create_write_transaction(
@@ -269,6 +273,7 @@ class DeltaLog(Table):
                     custom_metadata={_NOTE: change.note},
                     max_commit_retries=0 if remove else None,
                 ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleanup),
             )
 
     def _additions(self, manifest: Manifest) -> list[Any]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table as IcebergTable
+    from pyiceberg.table import Transaction
+    from pyiceberg.table.metadata import TableMetadata
 
 #: Where a snapshot says which revision it promoted.
 _NOTE = "twophase"
@@ -310,10 +312,11 @@ class IcebergSnapshot(Table):
         That also holds for an output without rows: a property alone would be set whatever others have done meanwhile.
         """
         with _explained():
-            transaction = self.table.transaction()
+            metadata = self.table.metadata
+            transaction = _unchanged(self.table)
             marked = {change.app: f"{change.seq} {change.note}"}
-            if transaction.table_metadata.name_mapping() is None:  # Spark's files have no ids of fields
-                marked[_MAPPING] = transaction.table_metadata.schema().name_mapping.model_dump_json()
+            if metadata.name_mapping() is None:  # Spark's files have no ids of fields
+                marked[_MAPPING] = metadata.schema().name_mapping.model_dump_json()
             transaction.set_properties(marked)
             update = transaction.update_snapshot(snapshot_properties={_NOTE: change.note})
             merges = self.table.properties.get(_MERGE, "false").lower() == "true"
@@ -322,17 +325,17 @@ class IcebergSnapshot(Table):
                 for path in self._paths(change.remove) if change.remove else ():
                     producer.delete_data_file(self._files[path])
                 for path in self._paths(change.add):
-                    producer.append_data_file(self._described(path, transaction.table_metadata))
+                    producer.append_data_file(self._described(path))
             transaction.commit_transaction()
 
     def _paths(self, manifest: Manifest) -> list[str]:
         return [f"{manifest.folder}/{file.path}" for file in manifest.files if self.takes(file)]
 
-    def _described(self, path: str, metadata: Any) -> DataFile:  # noqa: ANN401 - a transaction's own
+    def _described(self, path: str) -> DataFile:
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
         try:
-            return parquet_file_to_data_file(self.table.io, metadata, f"{self.prefix}{path}")
+            return parquet_file_to_data_file(self.table.io, self.table.metadata, f"{self.prefix}{path}")
         except ValueError as error:  # two values of a partition column in one file, or a type that does not fit
             raise Refused(str(error).partition("\n")[0]) from error
 
@@ -354,15 +357,31 @@ class IcebergSnapshot(Table):
             self.storage.sync([path.removeprefix("file://") for path in paths if path.startswith(("file://", "/"))])
 
 
+def _unchanged(table: IcebergTable) -> Transaction:
+    """Open a transaction in which the table looks as it did before.
+
+    The library's own applies what was done so far to a deep copy of the metadata, with every snapshot there is, each of
+    the 17 times that a commit looks at it. A snapshot and a property do not build on each other, so nobody needs that.
+    """
+    from pyiceberg.table import Transaction
+
+    class Unchanged(Transaction):
+        @property
+        def table_metadata(self) -> TableMetadata:
+            return self._table.metadata
+
+    return Unchanged(table)
+
+
 @contextmanager
 def _explained() -> Iterator[None]:
     """Sort what the library raises by what a promoter should do about it."""
     from pyiceberg import exceptions
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
     try:
         yield
-    except exceptions.CommitFailedException as error:
+    except (exceptions.CommitFailedException, IntegrityError) as error:  # the latter: two make one namespace at once
         raise Conflict(_line(error)) from error
     except (exceptions.ValidationError, exceptions.ValidationException) as error:
         raise Refused(_line(error)) from error
