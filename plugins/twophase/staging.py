@@ -150,6 +150,7 @@ def fixed_input(fixed: Input) -> dict[str, Any]:
         "upstream": fixed.upstream,
         "upstream_pipeline": fixed.outputs[0].key.pipeline if fixed.outputs else None,
         "unversioned": fixed.unversioned,
+        "table": fixed.table,
     }
 
 

@@ -91,7 +91,8 @@ def words(**arguments: Any) -> Files:
 
 
 def everything(source: Files | Interval, slot: str | None = None) -> Input:
-    return Input(files=tuple(sorted(source.discover(slot))))
+    found = source.discover(slot)
+    return found if isinstance(found, Input) else Input(files=tuple(sorted(found)))
 
 
 def plan(
@@ -220,7 +221,7 @@ def test_only_rows_of_the_interval_are_read_in_utc(spark: SparkSession, landing:
     rows = [{"name": name, "ts": ts} for name, ts in TIMES.items()] + [{"name": "null", "ts": None}]
     put(landing, "2026-11/a.json", "\n".join(map(json.dumps, rows)))
     source = Interval(path, "json", column="TS", schema="name string, ts timestamp")
-    fixed = Input(files=tuple(source.discover(DAY)))
+    fixed = everything(source, DAY)
 
     found = {row["name"] for row in source.read(spark, fixed, DAY).collect()}
 
@@ -245,7 +246,7 @@ def test_a_date_is_its_midnight_and_a_time_without_zone_is_utc(
     put(landing, "a.csv", "day\n" + "\n".join(f"2026-11-{day}" for day in range(13, 19)))
     source = Interval("landing", "csv", column="day", schema=f"day {kind}")
 
-    found = source.read(spark, Input(files=tuple(source.discover(slot))), slot).collect()
+    found = source.read(spark, everything(source, slot), slot).collect()
 
     assert {row["day"].day for row in found} == days
 
@@ -256,7 +257,7 @@ def test_an_interval_column_that_is_no_time_is_named(spark: SparkSession, landin
     for column, words in (("ts", "found string"), ("day", "found no such column among ts")):
         source = Interval("landing", "json", column=column)
         with pytest.raises(ConfigError, match=f"expected a date or a timestamp, {words}; declare schema="):
-            source.read(spark, Input(files=tuple(source.discover(DAY))), DAY)
+            source.read(spark, everything(source, DAY), DAY)
 
 
 @pytest.mark.parametrize("pattern", ["dt={start:%Y-%m-%d}", "{start:%Y-%m-%dT%H:%M}", "{start} x"])

@@ -80,6 +80,7 @@ class Inputs:
         files = self._files(key)
         outputs = self._outputs(key)
         upstream = self._upstreams(key)
+        own = self._own(key)
         return {
             source: Input(
                 files=tuple(files.get(source, ())),
@@ -87,6 +88,7 @@ class Inputs:
                 outputs=tuple(outputs.get(source, ())),
                 upstream=upstream.get(source),
                 unversioned=fixed.get("unversioned"),
+                table=own.get(source, {}).get("table"),
             )
             for source, fixed in self._summary(key.pipeline, key.checkpoint_id).items()
         }
@@ -123,12 +125,15 @@ class Inputs:
 
     def _upstreams(self, key: Key) -> dict[str, Json]:
         """Return the sinks of other pipelines that a revision reads, per source."""
-        mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
-        found = self.connection.execute(select(r.inputs).where(mine)).scalar() or {}
-        reads = {
-            source: self._declared(source, key.pipeline) for source, fixed in found.items() if "revisions" in fixed
-        }
+        own = self._own(key)
+        reads = {source: self._declared(source, key.pipeline) for source, fixed in own.items() if "revisions" in fixed}
         return {source: self._upstream(read["pipeline"], read["sink"]) for source, read in reads.items()}
+
+    def _own(self, key: Key) -> dict[str, Any]:
+        """Return the summary of what is a revision's alone, per source."""
+        mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+        found: dict[str, Any] = self.connection.execute(select(r.inputs).where(mine)).scalar() or {}
+        return found
 
     def _upstream(self, pipeline: str, sink: str) -> Json:
         declared = self._declaration(pipeline, sink)

@@ -54,6 +54,8 @@ class Input:
     upstream: Json | None = None
     #: Whose it is: what was archived at its commit is found by this.
     checkpoint_id: int | None = None
+    #: Tables with a log: the version that the files are of, its columns, and what the files do not say of their rows.
+    table: Json | None = None
     #: Where a lookup table is that no checkpoint fixes: each attempt reads it as it then is.
     unversioned: str | None = None
 
@@ -67,7 +69,8 @@ class Input:
             return {"unversioned": self.unversioned}
         if self.ranges:
             return {"ranges": {name: list(bounds) for name, bounds in self.ranges.items()}}
-        return {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
+        found = {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
+        return found if self.table is None else {**found, "table": self.table}
 
 
 class Run(NamedTuple):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from twophase.sinks import paths
+from twophase.sinks.relations import partition_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
@@ -60,39 +63,87 @@ def union(
     return first
 
 
+#: The columns that have the URL of a row's file, without its scheme, and whether it is one that was asked for.
+_FILE = "_twophase_file"
+_KNOWN = "_twophase_known"
+#: Spark writes it with one slash or three.
+_SCHEME = "^file:/+"
 #: The folder of an attempt in a file's path: its checkpoint's number.
 _ATTEMPT = r"^.*/(\d{8,})\.r\d+\.a\d+\.[^/]+/"
 
 
 def attempts(
-    spark: SparkSession, reader: DataFrameReader, parts: Sequence[Part], columns: Columns, *, partitioned: bool
+    spark: SparkSession,
+    reader: DataFrameReader,
+    files: Sequence[str],
+    schema: Sequence[Sequence[str]],
+    in_folders: Sequence[str],
 ) -> DataFrame:
-    """Read revisions that lie in the folders of their attempts, with the number of the checkpoint as `checkpoint`.
+    """Read revisions that lie in the folders of their attempts, with the number of the checkpoint as `checkpoint`."""
+    from pyspark.sql import functions
 
-    One scan, unless the names of folders say what the files do not: then one for each revision.
+    frame = listed(spark, reader, files, schema, {name: _value(at, in_folders) for at, name in enumerate(in_folders)})
+    number = functions.regexp_extract(_FILE, _ATTEMPT, 1).cast("bigint")
+    return frame.withColumn("checkpoint", number).drop(_FILE)
+
+
+def checkpoint_of(path: str) -> int:
+    """Return the number of the checkpoint in whose attempt's folder a file lies."""
+    return int(re.sub(f"{_ATTEMPT}.*$", r"\1", path))
+
+
+def _value(at: int, in_folders: Sequence[str]) -> Callable[[str], str | None]:
+    return lambda path: partition_values(path, in_folders)[at]
+
+
+def listed(
+    spark: SparkSession,
+    reader: DataFrameReader,
+    files: Sequence[str],
+    schema: Sequence[Sequence[str]],
+    given: Mapping[str, Callable[[str], str | None]],
+) -> DataFrame:
+    """Read files in one scan, wherever they are; `given` says by a file's path what columns hold that it may lack.
+
+    Spark would have the folders say so, and all files in one tree. The frame also has the file of each row.
     """
     from pyspark.sql import functions
 
-    files = [path for part in parts for path in part.files]
     if not files:
-        return spark.createDataFrame([], columns.all)
+        return spark.createDataFrame([], f"{paths.ddl(schema)}, {_FILE} string")
+    written = paths.ddl((name, kind) for name, kind in schema if name not in given)
     with paths.listed_in_the_driver(spark):
-        if not partitioned:
-            frame = (
-                reader.schema(columns.written)
-                .option("recursiveFileLookup", value=True)
-                .load(list(map(paths.literal, files)))
-            )
-            number = functions.regexp_extract("_metadata.file_path", _ATTEMPT, 1).cast("bigint")
-            return frame.withColumn("checkpoint", number)
-        first, *rest = (
-            _with(_load(reader.schema(columns.written), part.folder, part.files), part.given, columns.given)
-            for part in parts
-            if part.files
+        found = (
+            reader.schema(written)
+            .option("recursiveFileLookup", value=True)
+            .load([paths.literal(file) for file in files])
         )
-    for frame in rest:
-        first = first.unionByName(frame)
-    return first
+        frame = found.withColumn(_FILE, functions.regexp_replace("_metadata.file_path", _SCHEME, "/"))
+        if not given:
+            return frame
+        urls = [re.sub(_SCHEME, "/", url) for url in found.inputFiles()]
+    rows = [(url, True, *(value(unquote(url)) for value in given.values())) for url in urls]
+    names = [f"_twophase_{number}" for number, _ in enumerate(given)]
+    known = spark.createDataFrame(
+        rows, f"{_FILE} string, {_KNOWN} boolean" + "".join(f", {name} string" for name in names)
+    )
+    kinds = dict((name, kind) for name, kind in schema)  # noqa: C402 - pairs come as lists, too
+    copies = dict(zip(given, names, strict=True))
+    columns = [
+        functions.col(copies[name]).cast(kinds[name]).alias(name) if name in copies else functions.col(_quoted(name))
+        for name, _ in schema
+    ]
+    # Were a row's file called otherwise than in Spark's own list, an inner join would lose the row without a word.
+    unknown = functions.raise_error(functions.concat(functions.lit("file not in the list: "), functions.col(_FILE)))
+    return (
+        frame.join(functions.broadcast(known), _FILE, "left")
+        .where(functions.coalesce(functions.col(_KNOWN), unknown))
+        .select(*columns, _FILE)
+    )
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _load(reader: DataFrameReader, base: Path | str, files: Sequence[str]) -> DataFrame:

@@ -152,7 +152,8 @@ class Iceberg(Lake):
         super().prepare(slot)
 
     @cached_property
-    def _catalog(self) -> Catalog:
+    def client(self) -> Catalog:
+        """Return the catalog; it connects when it is first asked."""
         from pyiceberg.catalog import load_catalog
 
         found = self._connected() if isinstance(self.catalog, str) else dict(self.catalog)
@@ -186,7 +187,7 @@ class Iceberg(Lake):
             raise Trouble(msg)
         try:
             with _explained():
-                loaded = self._catalog.load_table(handle["table"])
+                loaded = self.client.load_table(handle["table"])
         except NoSuchTableError:
             return None
         loaded.metadata.properties.update(_NO_RETRIES)
@@ -197,10 +198,10 @@ class Iceberg(Lake):
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         with _explained():
-            self._catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            self.client.create_namespace_if_not_exists(self.table.rpartition(".")[0])
             made = _iceberg_schema(schema)
             try:
-                self._catalog.create_table(
+                self.client.create_table(
                     handle["table"],
                     made,
                     location=self.storage.url(handle["home"].removesuffix(".twophase")),
@@ -238,7 +239,7 @@ class IcebergSnapshot(Table):
 
     def schema(self) -> Schema:
         """Return the table's columns, with Spark's types."""
-        return tuple(Column(field.name, _simple(field.field_type)) for field in self.table.schema().fields)
+        return tuple(Column(field.name, simple(field.field_type)) for field in self.table.schema().fields)
 
     def takes(self, file: StagedFile) -> bool:
         """Leave out files without rows: they would have no value to be partitioned by."""
@@ -460,16 +461,16 @@ def _primitive(name: str) -> Any:  # noqa: ANN401 - a type of pyiceberg's
     }[name]()  # fmt: skip
 
 
-def _simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
+def simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
     """Write a type of Iceberg's as Spark's own short text."""
     from pyiceberg import types as iceberg
 
     if isinstance(kind, iceberg.ListType):
-        return f"array<{_simple(kind.element_type)}>"
+        return f"array<{simple(kind.element_type)}>"
     if isinstance(kind, iceberg.MapType):
-        return f"map<{_simple(kind.key_type)},{_simple(kind.value_type)}>"
+        return f"map<{simple(kind.key_type)},{simple(kind.value_type)}>"
     if isinstance(kind, iceberg.StructType):
-        return f"struct<{','.join(f'{field.name}:{_simple(field.field_type)}' for field in kind.fields)}>"
+        return f"struct<{','.join(f'{field.name}:{simple(field.field_type)}' for field in kind.fields)}>"
     if isinstance(kind, iceberg.DecimalType):
         return f"decimal({kind.precision},{kind.scale})"
     return _FROM.get(str(kind), str(kind))

@@ -21,9 +21,8 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
-from twophase.sinks import adopting, disk, manifests, paths, sealing, types
+from twophase.sinks import adopting, disk, manifests, sealing, types
 from twophase.sinks.base import Attempt, Sink, Superseded
-from twophase.sinks.frames import Columns, Part
 from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.relations import Relation
 from twophase.sinks.sealing import Written
@@ -397,14 +396,10 @@ class Lake(Sink):
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over decided revisions: the columns of the widest schema, and the checkpoint's number."""
-        parts = [
-            Part(self._lying(output)[0].staged, self.files(output), {CHECKPOINT: output.key.checkpoint_id})
-            for output in outputs
-        ]
         # Only new columns may be added, so the widest schema fits every checkpoint.
         schema = max((output.manifest["schema"] for output in outputs), key=len)
-        columns = Columns(paths.ddl(schema), {CHECKPOINT: "bigint"})
-        return self.storage.load(spark, parts, columns, self._in_folders)
+        files = [path for output in outputs for path in self.files(output)]
+        return self.storage.load(spark, files, schema, self._in_folders)
 
 
 def _attempt_of(place: Place) -> int:

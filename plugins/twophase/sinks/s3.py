@@ -21,14 +21,13 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from twophase.core import connections
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.manifest import StagedFile
-from twophase.sinks import adopting, disk, executors
+from twophase.sinks import adopting, disk, executors, frames, paths
 from twophase.sinks.storage import Known, Storage, Target, Where
 
 if TYPE_CHECKING:
     from pyarrow.fs import S3FileSystem
 
     from twophase.core.checkpoint import Json
-    from twophase.sinks import frames
     from twophase.sinks.storage import Stat
 
 SCHEME = "s3://"
@@ -288,15 +287,15 @@ class S3(Storage):
         with self._explained(), self.open(path) as file:
             return Known(size, int(pq.read_metadata(file).num_rows), self.digest_file(path))
 
-    def load(self, spark: Any, parts: Sequence[frames.Part], columns: frames.Columns, folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+    def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Let the executors read the files by pyarrow, a file at a time."""
-        empty = spark.createDataFrame([], columns.all)
-        named = [(_key(path), part.given["checkpoint"]) for part in parts for path in part.files]
+        empty = spark.createDataFrame([], f"{paths.ddl(schema)}, checkpoint bigint")
+        named = [(_key(path), frames.checkpoint_of(path)) for path in files]
         if not named:
             return empty
         reader = executors.Reader(self.access.open, executors.arrow_schema(empty), tuple(folders))
-        files = spark.createDataFrame(named, "path string, checkpoint bigint").repartition(min(len(named), _TASKS))
-        return files.mapInArrow(reader, empty.schema)
+        rows = spark.createDataFrame(named, "path string, checkpoint bigint").repartition(min(len(named), _TASKS))
+        return rows.mapInArrow(reader, empty.schema)
 
     @contextmanager
     def at_hand(self, files: Sequence[str]) -> Iterator[Sequence[str]]:

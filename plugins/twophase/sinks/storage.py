@@ -139,8 +139,8 @@ class Storage(ABC):
         """Make what lies in a folder durable, and describe it; remove what is not data, or not `known`."""
 
     @abstractmethod
-    def load(self, spark: Any, parts: Sequence[frames.Part], columns: frames.Columns, folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
-        """Return a frame over revisions that lie in the folders of their attempts; `folders` name further columns."""
+    def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return a frame over files in the folders of their attempts; the columns `folders` only their paths have."""
 
     @abstractmethod
     def at_hand(self, files: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
@@ -262,9 +262,9 @@ class Disk(Storage):
         disk.fsync_folder(folder.parent)
         return files
 
-    def load(self, spark: Any, parts: Sequence[frames.Part], columns: frames.Columns, folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+    def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Let Spark's own reader read."""
-        return frames.attempts(spark, spark.read.format("parquet"), parts, columns, partitioned=bool(folders))
+        return frames.attempts(spark, spark.read.format("parquet"), files, schema, folders)
 
     def at_hand(self, files: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
         """Return them as they are."""

@@ -1,18 +1,19 @@
-"""Files of an interval: what lies in its folder, or the rows of a table whose time is in it."""
+"""Files of an interval: what lies in its folder, or the rows whose time is in it, of a folder or a table's version."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase.core import slots
-from twophase.core.checkpoint import Input, InputFile
+from twophase.core.checkpoint import Input, InputFile, Json
 from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.ports import Progress
 from twophase.core.slots import Slot
+from twophase.sinks import frames
 from twophase.sources.listing import check_name, finished, identity, unfinished, unreadable
 from twophase.sources.quarantine import Quarantine
 from twophase.sources.reading import FixedFiles
@@ -21,14 +22,20 @@ from twophase.sources.scanning import declared_types
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from twophase.sinks.iceberg import Iceberg
+    from twophase.sources.versions import Version
+
 ON_MISSING = ("error", "wait", "empty")
+#: Tables with a log of their own.
+TABLES = ("delta", "iceberg")
 TIMES = ("timestamp", "timestamp_ltz", "timestamp_ntz", "date")
 
 
 class Interval(FixedFiles):
     """The files of one slot: below a folder that a pattern names, or rows of a folder's files by a column, or both.
 
-    Each revision lists the files anew and fixes that list; a file may be read for any number of slots.
+    Each revision lists the files anew and fixes that list; a file may be read for any number of slots. The files of a
+    Delta or Iceberg table are those of its newest version, which all attempts of the revision then read.
     """
 
     slotted = True
@@ -43,6 +50,7 @@ class Interval(FixedFiles):
         format: str,  # noqa: A002 - the word that Spark's readers use
         *,
         column: str | None = None,
+        catalog: str | Mapping[str, str] | None = None,
         schema: str | None = None,
         options: Mapping[str, Any] | None = None,
         on_missing: str = "error",
@@ -54,17 +62,44 @@ class Interval(FixedFiles):
 
         Rows with start <= column < end are read, as times in UTC. `on_missing` says what it means that there is no
         file: an error, to wait for it, or an interval without records.
+
+        `format` may be `delta`, with the table's folder, or `iceberg`, with its name, and `catalog` as `sinks.Iceberg`
+        has it.
         """
         bad = Quarantine(on_bad_record, bad_record_limit, None if quarantine_path is None else str(quarantine_path))
-        super().__init__(path, format, schema, options, bad)
+        self.table_format = format if format in TABLES else None
+        super().__init__(path, "parquet" if self.table_format else format, schema, options, bad)
         self.column = column
+        self.catalog = catalog
         self.on_missing = on_missing
         self.expect_one_of("on_missing", on_missing, ON_MISSING)
+        self._check_table()
         self._check_pattern()
         self._check_column()
         if on_missing == "empty" and not schema and format != "text":
             msg = f"{self.who}: on_missing='empty': without files there is no schema to go by; declare schema=…"
             raise ConfigError(msg)
+
+    def _check_table(self) -> None:
+        if (self.catalog is not None) != (self.table_format == "iceberg"):
+            msg = f"{self.who}: catalog={self.catalog!r}: expected one with format='iceberg', and only there"
+            raise ConfigError(msg)
+        if self.table_format is None:
+            return
+        if self.column is None or slots.fields(self.path):
+            msg = f"{self.who}: a {self.table_format} table is read by column=…, not by fields in its path"
+            raise ConfigError(msg)
+        if self.schema or self.on_missing == "empty":
+            msg = f"{self.who}: a table has its own columns, also without rows; leave out schema and on_missing='empty'"
+            raise ConfigError(msg)
+        if self.catalog is not None:
+            self.catalog = self._iceberg(self.catalog).catalog
+
+    def _iceberg(self, catalog: str | Mapping[str, str]) -> Iceberg:
+        """Return the table as a sink has it, which is never written here; ConfigError if it is no name of one."""
+        from twophase.sinks.iceberg import Iceberg
+
+        return Iceberg(self.path, path=self.path, catalog=catalog)
 
     def _check_pattern(self) -> None:
         if "{{" in self.path or "}}" in self.path:
@@ -76,7 +111,7 @@ class Interval(FixedFiles):
                 f"dt={{start:%Y-%m-%d}}, or name the column that has the time by column=…"
             )
             raise ConfigError(msg)
-        if not self.place.strip("/"):
+        if self.catalog is None and not self.place.strip("/"):
             msg = f"{self.who}: expected a folder before the first field, for example landing/{{key}}"
             raise ConfigError(msg)
         if ".." in self._pattern.split("/"):
@@ -106,9 +141,10 @@ class Interval(FixedFiles):
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the path in full, so that it means the same everywhere."""
         return {
-            "path": f"{self.folder}/{self._pattern}".rstrip("/"),
-            "format": self.format,
+            "path": self.path if self.catalog else f"{self.folder}/{self._pattern}".rstrip("/"),
+            "format": self.table_format or self.format,
             "column": self.column,
+            **({"catalog": self.catalog} if self.catalog else {}),
             "schema": self.schema,
             "options": self.options,
             "on_missing": self.on_missing,
@@ -117,14 +153,20 @@ class Interval(FixedFiles):
 
     @property
     def place(self) -> str:
-        """Return the folder before the first part with a field, as it was declared."""
+        """Return the folder before the first part with a field, as it was declared; a catalog knows where files are."""
+        if self.catalog is not None:
+            return "/"
         before, brace, _ = self.path.partition("{")
         return before.rpartition("/")[0] if brace else self.path
 
     @property
     def _pattern(self) -> str:
         """Return the rest of the path."""
-        return self.path[len(self.place) :].strip("/")
+        return "" if self.catalog is not None else self.path[len(self.place) :].strip("/")
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the folder that the files are in; those of a catalog may be anywhere."""
+        return () if self.catalog is not None else super().folders()
 
     # --- at begin ----------------------------------------------------------------------------------------------------
 
@@ -137,26 +179,61 @@ class Interval(FixedFiles):
         if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
             raise unreadable(folder, self.who)
 
-    def discover(self, slot: str | None = None) -> list[InputFile]:
-        """List the finished files of a slot, by name."""
+    def discover(self, slot: str | None = None) -> Input:
+        """List the finished files of a slot, by name, or those of a table's newest version."""
         if slot is None:
             msg = f"{self.who}: it goes by slots, found none; say which one: an interval `start/end`, or a key"
             raise ConfigError(msg)
         asked = Slot.parse(slot)
         if self.column is not None:
             self._bounds(asked)
+        if self.table_format is not None:
+            return self._at_version(asked)
         below = self._below(asked)
         found = sorted(self._list(below))
         if found or self.on_missing == "empty":
-            return found
+            return Input(files=tuple(found))
         where = self.folder / below
         there = "none" if where.exists() else "no such folder"
         msg = f"{self.who}: slot {slot}: expected finished files in {where}, found {there}"
+        raise self._nothing(msg)
+
+    def _nothing(self, msg: str) -> NotYet | InputMissing:
+        """Return the error that says that there is nothing (yet)."""
         if self.on_missing == "wait":
-            msg += "; run it again when they have landed"
-            raise NotYet(msg)
-        msg += "; land them, or declare on_missing='wait' or 'empty'"
-        raise InputMissing(msg)
+            return NotYet(f"{msg}; run it again when they have landed")
+        return InputMissing(f"{msg}; land them, or declare on_missing='wait' or 'empty'")
+
+    def _at_version(self, slot: Slot) -> Input:
+        """Fix the newest version of the table; of one that is partitioned by the column, the days of the interval."""
+        found = self._newest()
+        if found is None:
+            msg = f"{self.who}: slot {slot.text}: expected a {self.table_format} table, found none"
+            raise self._nothing(msg)
+        kinds = {name.lower(): kind for name, kind in found.schema}
+        if kinds.get(str(self.column).lower()) not in TIMES:
+            kind = kinds.get(str(self.column).lower(), "no such column")
+            msg = f"{self.who}: column {self.column!r}: expected a date or a timestamp, found {kind}"
+            raise ConfigError(msg)
+        by = [name.lower() for name in found.partition_by]
+        if str(self.column).lower() in by:
+            at = by.index(str(self.column).lower())
+            first, last = (_midnight(moment).isoformat() for moment in self._bounds(slot))
+            found = found._replace(files=[one for one in found.files if first <= (one[1][at] or "") < last])
+        return Input(files=tuple(sorted(file for file, _ in found.files)), table=found.fixed())
+
+    def _newest(self) -> Version | None:
+        """Read the table's log; None: there is no table."""
+        from twophase.sources import versions
+
+        if self.catalog is None:
+            return versions.delta(self.folder, self.who)
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return versions.iceberg(self._iceberg(self.catalog).client.load_table(self.path), self.who)
+        except NoSuchTableError:
+            return None
 
     def _below(self, slot: Slot) -> str:
         """Return a slot's folder below the one that all share."""
@@ -187,9 +264,9 @@ class Interval(FixedFiles):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def fix(self, found: list[InputFile], progress: Progress) -> Input:  # noqa: ARG002 - no file is owned
+    def fix(self, found: Input, progress: Progress) -> Input:  # noqa: ARG002 - no file is owned
         """Take all that was found: this revision's list."""
-        return Input(files=tuple(found))
+        return found
 
     # --- in Spark ----------------------------------------------------------------------------------------------------
 
@@ -202,10 +279,26 @@ class Interval(FixedFiles):
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:
         """Return the rows of the slot from exactly these files."""
-        frame = super().read(spark, fixed)
+        frame = super().read(spark, fixed) if fixed.table is None else self._of_version(spark, fixed, fixed.table)
         if self.column is None:
             return frame
         return frame.where(self._within(frame, self.column, *self._bounds(Slot.parse(slot or ""))))
+
+    def _of_version(self, spark: SparkSession, fixed: Input, table: Json) -> DataFrame:
+        """Return the rows of a table's files, with the columns of its version."""
+        from twophase.sources.versions import values_of
+
+        root = self.folder.as_posix().rstrip("/")
+
+        def value(at: int) -> Callable[[str], str | None]:
+            return lambda path: values_of(table, path.removeprefix(f"{root}/"))[at]
+
+        given = {name: value(at) for at, name in enumerate(table["partition_by"])}
+        paths = self.paths(fixed)
+        reader = spark.read.format("parquet").options(**self.reader_options(paths))
+        return frames.listed(spark, reader, paths, table["schema"], given).select(
+            *(f"`{name.replace('`', '``')}`" for name, _ in table["schema"])
+        )
 
     def _bounds(self, slot: Slot) -> tuple[datetime, datetime]:
         """Return what the column is held against."""
@@ -231,8 +324,13 @@ class Interval(FixedFiles):
 def _literal(kind: str, moment: datetime) -> str:
     """Return a moment as SQL, whatever the session's time zone; a date is its midnight in UTC."""
     if kind == "date":
-        midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
-        return f"DATE '{(midnight if midnight == moment else midnight + timedelta(days=1)).date().isoformat()}'"
+        return f"DATE '{_midnight(moment).isoformat()}'"
     if kind == "timestamp_ntz":
         return f"TIMESTAMP_NTZ '{moment.replace(tzinfo=None).isoformat()}'"
     return f"TIMESTAMP_LTZ '{moment.isoformat()}'"
+
+
+def _midnight(moment: datetime) -> date:
+    """Return the day of a midnight in UTC; of any other moment the next one: its day has begun before."""
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    return (midnight if midnight == moment else midnight + timedelta(days=1)).date()

@@ -151,7 +151,7 @@ class FixedFiles(FileFormat):
 
     def paths(self, fixed: Input) -> list[str]:
         """Return the fixed files in full."""
-        root = self.folder.as_posix()
+        root = self.folder.as_posix().rstrip("/")
         return [f"{root}/{file.path}" for file in fixed.files]
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - of those with slots

@@ -25,7 +25,8 @@ class Plan:
     transform: str | None
     #: name → {"source": declaration, "files": [[path, size, mtime_ns], …], "ranges": {partition: [start, end]},
     #: "outputs": [[checkpoint_id, revision, attempt, handle, manifest], …] with "upstream": the sink's declaration and
-    #: "upstream_pipeline", "unversioned": path}; what a source has no use for may be left out
+    #: "upstream_pipeline", "unversioned": path, "table": a version and its columns}; what a source has no use for may
+    #: be left out
     reads: Mapping[str, Mapping[str, Any]]
     #: name → {"sink": declaration, "handle": …, "schema": the schema of the checkpoint before or None,
     #: "quarantine": the read whose bad records it takes; not there or None: what the transform returns}
@@ -49,6 +50,7 @@ class Plan:
             ),
             upstream=read.get("upstream"),
             unversioned=read.get("unversioned"),
+            table=read.get("table"),
             checkpoint_id=self.checkpoint_id,
         )
 

@@ -1,0 +1,274 @@
+"""A Delta or Iceberg table as the input of intervals: each revision reads one version of it, whatever comes later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, TableFeatures, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import DataScan
+from pyiceberg.types import LongType
+
+from twophase import Pipeline, run, sinks, sources
+from twophase.committer.record import PostgresRecord
+from twophase.core.checkpoint import Input, Run
+from twophase.core.errors import ConfigError, InputChanged, InputMissing, NotYet
+from twophase.core.settings import data_path
+from twophase.running import InProcess, Runner
+from twophase.sources.base import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.usefixtures("home")
+
+DAY = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
+CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
+KINDS = ["delta", "iceberg"]
+
+
+def rows(*ids: int, day: int = 15, hour: int = 0, **more: Any) -> pa.Table:
+    """Make rows of one day, one text each."""
+    count = len(ids)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "ts": pa.array([datetime(2026, 11, day, hour, tzinfo=UTC)] * count, pa.timestamp("us", "UTC")),
+            "dt": pa.array([date(2026, 11, day)] * count, pa.date32()),
+            "city": pa.array(["Köln a/b:c=d%20"] * count, pa.string()),
+            **{name: [value] * count for name, value in more.items()},
+        }
+    )
+
+
+def catalog() -> SqlCatalog:
+    found = SqlCatalog("default", uri=f"sqlite:///{data_path('catalog.db')}", warehouse=f"file://{data_path('lake')}")
+    found.create_namespace_if_not_exists("db")
+    return found
+
+
+def append(kind: str, table: pa.Table, *, by: tuple[str, ...] = (), widen: bool = False) -> None:
+    """Write rows as somebody does who knows nothing of us."""
+    data_path("lake").mkdir(parents=True, exist_ok=True)
+    if kind == "delta":
+        mode = {"schema_mode": "merge"} if widen else {}
+        write_deltalake(str(data_path("lake/clicks")), table, mode="append", partition_by=list(by) or None, **mode)  # type: ignore[call-overload]
+        return
+    if not catalog().table_exists("db.clicks"):
+        made = catalog().create_table("db.clicks", table.schema)
+        with made.update_spec() as update:
+            for name in by:
+                update.add_identity(name)
+    found = catalog().load_table("db.clicks")
+    if widen:
+        with found.update_schema() as update_schema:
+            update_schema.union_by_name(table.schema)
+    found.append(table)
+
+
+def clicks(kind: str, column: str = "ts", **more: Any) -> sources.Interval:
+    if kind == "delta":
+        return sources.Interval("lake/clicks", "delta", column=column, **more)
+    return sources.Interval("db.clicks", "iceberg", column=column, catalog=CATALOG, **more)
+
+
+def fixed(source: sources.Interval, slot: str = DAY) -> Input:
+    return source.fix(source.discover(slot), None)  # type: ignore[arg-type]
+
+
+def ids(frame: DataFrame) -> list[int]:
+    return sorted(row["id"] for row in frame.collect())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attempt_reads_the_version_that_was_fixed_although_the_table_moved_on(
+    kind: str, spark: SparkSession
+) -> None:
+    append(kind, rows(1, 2))
+    append(kind, rows(3, day=16))
+    source = clicks(kind)
+    found = fixed(source)
+    append(kind, rows(4))
+
+    assert ids(source.read(spark, found, DAY)) == [1, 2]
+    assert ids(source.read(spark, fixed(source), DAY)) == [1, 2, 4]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_the_tables_whatever_the_files_have(kind: str, spark: SparkSession) -> None:
+    append(kind, rows(1), by=("dt", "city"))
+    append(kind, rows(2, day=16, note="new"), by=("dt", "city"), widen=True)
+    source = clicks(kind)
+
+    frame = source.read(spark, fixed(source, "2026-11-15/2026-11-17"), "2026-11-15/2026-11-17")
+
+    expected = ["bigint", "timestamp", "date", "string", "string"]
+    assert [field.dataType.simpleString() for field in frame.schema.fields] == expected
+    assert frame.columns == ["id", "ts", "dt", "city", "note"]
+    found = sorted((row["id"], row["dt"].day, row["city"], row["note"]) for row in frame.collect())
+    assert found == [(1, 15, "Köln a/b:c=d%20", None), (2, 16, "Köln a/b:c=d%20", "new")]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_table_with_a_folder_a_day_only_the_days_of_the_interval_are_listed(
+    kind: str, spark: SparkSession
+) -> None:
+    for day in (14, 15, 16):
+        append(kind, rows(day, day=day), by=("dt",))
+    source = clicks(kind, column="dt")
+    found = fixed(source)
+
+    assert len(found.files) == 1
+    assert ids(source.read(spark, found, DAY)) == [15]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_retry_reads_the_version_that_the_record_keeps(
+    kind: str, spark: SparkSession, record: PostgresRecord
+) -> None:
+    append(kind, rows(1, 2), by=("dt",))
+    seen: list[list[int]] = []
+
+    def transform(clicks: DataFrame) -> DataFrame:
+        seen.append(ids(clicks))
+        return clicks
+
+    pipeline = Pipeline(
+        "clicks", reads={"clicks": clicks(kind)}, transform=transform, writes={"lake": sinks.Files("lake/out")}
+    )
+    runner = Runner(pipeline, InProcess(spark, transform), record=record)
+    begun = runner.coordinator.begin(Run(None, "first"), slot=DAY)
+    assert begun is not None
+    append(kind, rows(3), by=("dt",))
+
+    with record.transaction() as tx:
+        kept = tx.inputs(begun.key)["clicks"]
+    done = runner.run(DAY)
+
+    assert done is not None
+    assert kept.table is not None
+    assert kept.table["partition_by"] == ["dt"]
+    assert ids(clicks(kind).read(spark, kept, DAY)) == [1, 2]
+    assert seen == [[1, 2]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_declared_table_is_built_again_from_the_record(kind: str) -> None:
+    source = clicks(kind)
+
+    assert Source.load(source.declaration()).config() == source.config()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_a_fixed_version_that_is_gone_is_an_error_that_names_it(kind: str) -> None:
+    append(kind, rows(1))
+    source = clicks(kind)
+    found = fixed(source)
+    gone = source.paths(found)[0]
+    Path(gone).unlink()
+
+    with pytest.raises(InputChanged, match=os.path.basename(gone)):  # noqa: PTH119 - a string suffices
+        source.check(found)
+    with pytest.raises(InputMissing, match="vacuumed or expired"):
+        source.discover(DAY)
+
+
+def test_delta_features_that_plain_files_do_not_have_are_refused() -> None:
+    append("delta", rows(1))
+    table = DeltaTable(str(data_path("lake/clicks")))
+    table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+
+    with pytest.raises(ConfigError, match="deletionVectors"):
+        clicks("delta").discover(DAY)
+
+
+def test_iceberg_delete_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    append("iceberg", rows(1))
+    plan = DataScan.plan_files
+
+    def with_deletes(self: DataScan) -> Any:
+        tasks = list(plan(self))
+        for task in tasks:
+            task.delete_files.add(task.file)
+        return tasks
+
+    monkeypatch.setattr(DataScan, "plan_files", with_deletes)  # no library here writes delete files
+
+    with pytest.raises(ConfigError, match="delete files"):
+        clicks("iceberg").discover(DAY)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda update: update.rename_column("city", "town"),
+        lambda update: update.update_column("n", LongType()),
+    ],
+    ids=["renamed", "promoted"],
+)
+def test_an_iceberg_column_that_older_files_have_otherwise_is_refused(change: Callable[[Any], Any]) -> None:
+    append("iceberg", rows(1).append_column("n", pa.array([1], pa.int32())))
+    with catalog().load_table("db.clicks").update_schema() as update:
+        change(update)
+
+    with pytest.raises(ConfigError, match=r"was (city string|n int) before"):
+        clicks("iceberg").discover(DAY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_is_not_there_is_missing_or_waited_for(kind: str) -> None:
+    data_path("lake").mkdir(parents=True)
+
+    with pytest.raises(InputMissing, match=f"{kind} table"):
+        clicks(kind).discover(DAY)
+    with pytest.raises(NotYet):
+        clicks(kind, on_missing="wait").discover(DAY)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"format": "delta"},
+        {"format": "delta", "column": "ts", "schema": "id bigint, ts timestamp"},
+        {"format": "delta", "column": "ts", "on_missing": "empty"},
+        {"format": "delta", "column": "ts", "catalog": CATALOG},
+        {"format": "iceberg", "column": "ts"},
+        {"format": "iceberg", "column": "ts", "catalog": {"uri": "x", "token": "secret"}},
+    ],
+    ids=str,
+)
+def test_what_a_table_cannot_be_declared_with_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        sources.Interval("db.clicks", **arguments)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_a_pipeline_wrote_is_read_by_the_intervals_of_another(
+    kind: str, spark: SparkSession, record: PostgresRecord
+) -> None:
+    append(kind, rows(1, 2), by=("dt",))
+    lake = sinks.Delta("lake/copied", partition_by=["dt"])
+    first = Pipeline("first", reads={"clicks": clicks(kind)}, transform=lambda clicks: clicks, writes={"lake": lake})
+    last = Pipeline(
+        "last",
+        reads={"clicks": sources.Interval("lake/copied", "delta", column="ts")},
+        transform=lambda clicks: clicks,
+        writes={"lake": sinks.Files("lake/last")},
+    )
+
+    run(first, spark=spark, slot=DAY)
+    done = run(last, spark=spark, slot=DAY)
+
+    assert done is not None
+    assert done.rows == 2
