@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks import (
     audits,
+    delta,
     files,
     history,
     importing,
@@ -34,6 +35,7 @@ MEASURES: dict[str, Measure[Any]] = {
     measure.name: measure
     for measure in (
         files.MEASURE,
+        delta.MEASURE,
         promotion.MEASURE,
         promotion.REPLACEMENT,
         history.MEASURE,

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,10 +41,10 @@ class Place:
         engine.dispose()
         return dsn
 
-    def spark(self, *packages: str) -> SparkSession:
+    def spark(self, more: Mapping[str, str] | None = None) -> SparkSession:
         """Return the session, which is started first if need be: Spark as it comes, but for its pages and its voice.
 
-        `packages` are what Maven calls them; they go into a Java that is started with them.
+        `more` settings are for its start, in a Java of its own: packages, for one.
         """
         from pyspark.sql import SparkSession
 
@@ -61,9 +61,7 @@ class Place:
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
             }
-            if packages:
-                settings["spark.jars.packages"] = ",".join(packages)
-            for name, value in settings.items():
+            for name, value in {**settings, **(more or {})}.items():
                 builder = builder.config(name, value)
             self._spark = builder.getOrCreate()
             self._spark.sparkContext.setLogLevel("OFF")

@@ -53,7 +53,7 @@ class Bench:
             for seed in range(FILES):
                 generate(landing / f"{seed:02d}.parquet", sizes.rows // FILES * ROW_BYTES, seed)
         with step("starting Spark"):
-            self.spark: SparkSession = place.spark(DRIVER)
+            self.spark: SparkSession = place.spark({"spark.jars.packages": DRIVER})
         self.dsn = place.database("target").replace("postgresql+psycopg2", "postgresql")
         os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = self.dsn.replace("postgresql://", "postgres://")
         self.landing = str(landing)

@@ -85,7 +85,8 @@ def plan(source: FixedFiles, writes: Mapping[str, Sink | None] | None = None, sl
     every = {"lake": Kept()} if writes is None else dict(writes)
     every.setdefault("words_quarantine", Kept())
     key = Key("wc", 17, 1)
-    files = [list(file) for file in sorted(source.discover(slot))]
+    found = source.discover(slot)
+    files = [list(file) for file in (found.files if isinstance(found, Input) else sorted(found))]
     return Plan(
         *key,
         attempt=3,

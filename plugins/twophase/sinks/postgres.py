@@ -383,7 +383,7 @@ class Postgres(Sink):
     # --- verify, read ------------------------------------------------------------------------------------------------
 
     def verify(self, output: Output) -> Iterator[str]:
-        """Compare a committed revision with its marker, its own rows by their number, and upserted ones by their keys."""
+        """Compare a committed revision with its marker, its own rows by number, upserted ones by key."""
         from psycopg2 import sql
 
         with self._looking() as cursor:
