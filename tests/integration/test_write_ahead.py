@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 import senders
 from factories import PreStaged, Row, visible, words_pipeline
-from twophase import committers, sinks
-from twophase.committer.record import PostgresRecord
+from twophase import sinks
 from twophase.committers import CheckpointCommitter
 from twophase.core import failpoints
 from twophase.core.errors import PromotionPending
@@ -22,26 +20,6 @@ from twophase.core.states import State
 from twophase.running import Runner
 from twophase.sinks import sending
 from write_ahead import HTTP, Bench, staged_output
-
-KINDS: dict[str, Callable[[], CheckpointCommitter]] = {"postgres": committers.Postgres, "file": committers.File}
-
-
-@pytest.fixture
-def bench(home: Path, record: PostgresRecord) -> Iterator[Bench]:
-    yield Bench(home, record)
-    failpoints.configure("")
-
-
-@pytest.fixture(params=list(KINDS))
-def committer(request: pytest.FixtureRequest) -> CheckpointCommitter:
-    return KINDS[request.param]()
-
-
-@pytest.fixture
-def service(home: Path) -> Iterator[tuple[senders.Service, str]]:
-    with senders.serving(home / "service.db") as found:
-        yield found
-
 
 # --- what is sent, and when ------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ from sqlalchemy import text
 import senders
 from factories import PreStaged
 from twophase import committers
-from twophase.committer.record import PostgresRecord
 from twophase.committers import CheckpointCommitter
-from twophase.core import failpoints
 from twophase.core.checkpoint import Output, Run
 from twophase.core.errors import ConfigError, Parked
 from twophase.core.ports import Outcome, Promotion
@@ -25,26 +22,6 @@ from twophase.running import Runner
 from twophase.sinks import sending
 from twophase.sinks.base import Attempt
 from write_ahead import FOUR, Bench, staged_output
-
-KINDS: dict[str, Callable[[], CheckpointCommitter]] = {"postgres": committers.Postgres, "file": committers.File}
-
-
-@pytest.fixture
-def bench(home: Path, record: PostgresRecord) -> Iterator[Bench]:
-    yield Bench(home, record)
-    failpoints.configure("")
-
-
-@pytest.fixture(params=list(KINDS))
-def committer(request: pytest.FixtureRequest) -> CheckpointCommitter:
-    return KINDS[request.param]()
-
-
-@pytest.fixture
-def service(home: Path) -> Iterator[tuple[senders.Service, str]]:
-    with senders.serving(home / "service.db") as found:
-        yield found
-
 
 # --- lost, restaged --------------------------------------------------------------------------------------------------
 

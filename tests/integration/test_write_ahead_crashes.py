@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -12,9 +10,7 @@ from sqlalchemy import text
 import senders
 from processes import call, context, start, stopped_at_end
 from twophase import committers
-from twophase.committer.record import PostgresRecord
 from twophase.committers import CheckpointCommitter
-from twophase.core import failpoints
 from twophase.core.errors import PromotionPending
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.ports import Outcome
@@ -22,26 +18,8 @@ from twophase.core.states import State
 from twophase.sinks import sending
 from write_ahead import HTTP, Bench, staged_output
 
-KINDS: dict[str, Callable[[], CheckpointCommitter]] = {"postgres": committers.Postgres, "file": committers.File}
 WINDOWS = {"send.row", "send.sent"}
 SENDING = [name for name in FAILPOINTS if name.startswith("send.")]
-
-
-@pytest.fixture
-def bench(home: Path, record: PostgresRecord) -> Iterator[Bench]:
-    yield Bench(home, record)
-    failpoints.configure("")
-
-
-@pytest.fixture(params=list(KINDS))
-def committer(request: pytest.FixtureRequest) -> CheckpointCommitter:
-    return KINDS[request.param]()
-
-
-@pytest.fixture
-def service(home: Path) -> Iterator[tuple[senders.Service, str]]:
-    with senders.serving(home / "service.db") as found:
-        yield found
 
 
 # --- killed while sending --------------------------------------------------------------------------------------------

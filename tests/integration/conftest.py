@@ -1,0 +1,36 @@
+"""What the tests of the write-ahead sink share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import senders
+from twophase import committers
+from twophase.committer.record import PostgresRecord
+from twophase.committers import CheckpointCommitter
+from twophase.core import failpoints
+from write_ahead import Bench
+
+
+@pytest.fixture
+def bench(home: Path, record: PostgresRecord) -> Iterator[Bench]:
+    """Return a pipeline with a write-ahead sink, and the system it sends to."""
+    yield Bench(home, record)
+    failpoints.configure("")
+
+
+@pytest.fixture(params=[committers.Postgres, committers.File], ids=["postgres", "file"])
+def committer(request: pytest.FixtureRequest) -> CheckpointCommitter:
+    """Return each of the shipped committers in turn."""
+    made: CheckpointCommitter = request.param()
+    return made
+
+
+@pytest.fixture
+def service(home: Path) -> Iterator[tuple[senders.Service, str]]:
+    """Return an HTTP service that keeps the ids of its rows, and its address."""
+    with senders.serving(home / "service.db") as found:
+        yield found
