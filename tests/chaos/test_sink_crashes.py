@@ -32,7 +32,9 @@ STAGED_AS_FILES = frozenset({"stage.manifest", "stage.marked"})
 CHECKED = frozenset({"promote.checked", "promote.visible"})
 TAKEN = frozenset({"promote.taken"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
-ALL = "+".join(sinking.DECLARED)
+LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
+#: On this machine's disk and in its database.
+ALL = "+".join(kind for kind in sinking.DECLARED if not kind.endswith("_s3"))
 KINDS = (
     *(kind for kind in sinking.DECLARED if kind != "files"),
     *("files+postgres", "postgres+delta", "files+iceberg", "files+sent", ALL),
@@ -46,6 +48,8 @@ FEW = {
     "delta": ("promote.checked", "promote.visible"),
     "iceberg": ("promote.visible",),
     "sent": ("send.row", "send.sent"),
+    "delta_s3": ("promote.visible",),
+    "iceberg_s3": (),
     "files+postgres": ("commit.after", "promote.applied"),
     "postgres+delta": ("promote.visible",),
     "files+sent": ("send.committed",),
@@ -58,8 +62,8 @@ def points(kinds: str) -> list[str]:
     """Return what a pipeline into these comes by."""
     parts = set(kinds.split("+"))
     met = {
-        STAGED_AS_FILES: parts & {"files", "sent", "delta", "iceberg"},
-        CHECKED: parts & {"files", "delta", "iceberg"},
+        STAGED_AS_FILES: parts & {"files", "sent", *LAKES},
+        CHECKED: parts & {"files", *LAKES},
         TAKEN: parts & {"files"},
         POSTGRES_ONLY: parts & set(sinking.TABLES),
         frozenset({"promote.durable"}): parts - {"sent"},
@@ -78,7 +82,9 @@ def cases() -> Iterator[object]:
 
 
 @pytest.fixture(autouse=True)
-def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _target(request: pytest.FixtureRequest, home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "s3" in request.node.callspec.params["kinds"]:
+        request.getfixturevalue("s3")
     monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
     monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))

@@ -322,7 +322,8 @@ def test_every_public_name_is_documented() -> None:
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = [name for extra in project["optional-dependencies"].values() for name in extra]
-    lines = [*text("requirements.in").splitlines(), *text("requirements-java.txt").splitlines()]
+    files = ("requirements.in", "requirements-java.txt", "requirements-go.txt")
+    lines = [line for file in files for line in text(file).splitlines()]
     pinned = [line for line in lines if line and not line.startswith("#")]
     names = {re.split(r"[<>=\s]", name)[0] for name in [*project["dependencies"], *extras, *pinned]}
     explained = set(_SPAN.findall(text("docs/decisions/0002-dependencies.md")))

@@ -158,7 +158,12 @@ class _File:
         self._waiting = []
         if self._writer is None:
             schema = pa.schema([column.with_nullable(True) for column in table.schema])  # noqa: FBT003 - pyarrow's
-            self._writer = pq.ParquetWriter(pa.PythonFile(self, "w"), schema, compression=self._codec)
+            self._writer = pq.ParquetWriter(
+                pa.PythonFile(self, "w"),
+                schema,
+                compression=self._codec,
+                store_schema=False,  # a time would be said to be in the session's zone, which Iceberg's readers refuse
+            )
         self._writer.write_table(table.cast(self._writer.schema))
         self._rows += table.num_rows
 
