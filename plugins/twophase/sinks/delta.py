@@ -9,6 +9,7 @@ Readers of Delta go by the log. Its vacuum leaves alone what is below a folder t
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generate
 }
 #: What a column's metadata may not say: rows would have to be looked at, or made.
 _COLUMN_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+_DECORATION = re.compile(r"\x1b\[\d*m|↳")
 _NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 
 
@@ -178,15 +180,18 @@ class DeltaLog(Table):
     @property
     def version(self) -> object:
         """Return the table's own id, and its version."""
-        return str(self.table.metadata().id), self.table.version()
+        with _explained():
+            return str(self.table.metadata().id), self.table.version()
 
     def marker(self, app: str) -> int | None:
-        """Return the version of an app's last transaction."""
-        return self.table.transaction_version(app)
+        """Return the version of an app's last transaction; it may be read only now, as all else of a handle."""
+        with _explained():
+            return self.table.transaction_version(app)
 
     @cached_property
     def _fields(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.table.schema().to_json())["fields"]
+        with _explained():
+            found: list[dict[str, Any]] = json.loads(self.table.schema().to_json())["fields"]
         return found
 
     def schema(self) -> Schema:
@@ -196,7 +201,8 @@ class DeltaLog(Table):
     @property
     def append_only(self) -> bool:
         """Say whether files may not be taken out."""
-        return str(self.table.metadata().configuration.get("delta.appendOnly")).lower() == "true"
+        with _explained():
+            return str(self.table.metadata().configuration.get("delta.appendOnly")).lower() == "true"
 
     def standing(self) -> Mapping[str, frozenset[str]]:
         """Return the attempts in the log."""
@@ -206,7 +212,9 @@ class DeltaLog(Table):
     def _attempts(self) -> dict[str, frozenset[str]]:
         home = f"{self.path}/{HOME}/"
         found: dict[str, set[str]] = {}
-        for uri in self.table.file_uris():
+        with _explained():
+            uris = self.table.file_uris()
+        for uri in uris:
             path = uri.removeprefix("file://")
             if path.startswith(home):
                 name, _, file = path.removeprefix(home).partition("/")
@@ -220,7 +228,8 @@ class DeltaLog(Table):
 
     def objection(self, schema: Schema | None = None) -> str | None:
         """Say why the table cannot be honoured: features, partitions, types."""
-        metadata, protocol = self.table.metadata(), self.table.protocol()
+        with _explained():
+            metadata, protocol = self.table.metadata(), self.table.protocol()
         asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
         if problem := _cannot(metadata.configuration):
             return problem
@@ -342,7 +351,9 @@ def _explained() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    """Return what went wrong, and the cause of its causes: the library writes a line for each, in colours."""
+    first, *causes = [_DECORATION.sub("", line).strip() for line in str(error).strip().split("\n")]
+    return f"{first}: {causes[-1]}" if causes else first
 
 
 def _cannot(properties: Mapping[str, str]) -> str | None:
