@@ -164,7 +164,7 @@ class _File:
                 compression=self._codec,
                 store_schema=False,  # a time would be said to be in the session's zone, which Iceberg's readers refuse
             )
-        self._writer.write_table(table.cast(self._writer.schema))
+        self._writer.write_table(table.cast(self._writer.schema), row_group_size=table.num_rows)
         self._rows += table.num_rows
 
     def close(self) -> tuple[str, int, int, str]:
