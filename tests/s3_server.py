@@ -5,6 +5,7 @@ An object is a file below the folder, so that a test can look at it, damage it a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from processes import polls
 
@@ -42,32 +44,39 @@ def program() -> Path:
 
 
 def build() -> None:
-    """Start to build the program in the background, unless it is there: other tests run meanwhile."""
+    """Start to build the program in the background, unless it is there or another process does: other tests run on."""
     if program().exists() or _building:
         return
     go = shutil.which("go") or shutil.which("go", path=Path(sys.executable).parent)
     assert go, "the tests on S3 need Go; `make` installs one where there is none"
-    folder = program().parent / f"{uuid.uuid4().hex}.building"
-    folder.mkdir(parents=True)
-    command = ["nice", "-n", "10", go, "install", f"{MODULE}@{VERSION}"]
+    program().parent.mkdir(parents=True, exist_ok=True)
+    lock = (program().parent / "building").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return
+    folder = Path(tempfile.mkdtemp(dir=program().parent, prefix="building-"))
     with (folder / "log").open("wb") as log:
         environment = {**os.environ, "GOBIN": str(folder), "GOFLAGS": "-buildvcs=false"}
+        command = ["nice", "-n", "10", go, "install", f"{MODULE}@{VERSION}"]
         _building.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log))
-    threading.Thread(target=_finish, args=[_building[0], folder], daemon=True).start()
+    threading.Thread(target=_finish, args=[_building[0], folder, lock], daemon=True).start()
 
 
-def _finish(made: subprocess.Popen[bytes], folder: Path) -> None:
-    if made.wait() == 0:
-        (folder / "versitygw").replace(program())
-        shutil.rmtree(folder)
+def _finish(made: subprocess.Popen[bytes], folder: Path, lock: IO[bytes]) -> None:
+    with lock:
+        if made.wait() == 0:
+            (folder / "versitygw").replace(program())
+            shutil.rmtree(folder)
 
 
 def built() -> Path:
-    """Wait for the program."""
-    build()
+    """Wait for the program, whoever builds it."""
     for _ in polls(PATIENCE):
         if program().exists():
             return program()
+        build()
         said = f"building {MODULE}@{VERSION} failed, see {program().parent}"
         assert not _building or _building[0].poll() in {None, 0}, said
     msg = f"building {MODULE}@{VERSION} took longer than {PATIENCE} s"

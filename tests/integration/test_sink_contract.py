@@ -7,19 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import psycopg2
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import DataFrame, functions
 
 from factories import visible
+from lake_formats import CATALOG, DeltaFormat, IcebergFormat
+from s3_server import CONN_ID, S3Server
 from senders import kept
 from spark_session import local_session
 from twophase import committers, sinks
 from twophase.committers import CheckpointCommitter
 from twophase.sinks import sending
 from twophase.sinks.base import Sink
+from twophase.sinks.lake import Lake
 from twophase.sinks.pg import database
 from twophase.testing import Read, Rows, SinkContract, Stage, Staged
 
@@ -153,8 +155,8 @@ class InDelta(SinkContract):
 
     @pytest.fixture
     def read(self, sink: Sink) -> Read:
-        there = Path(sink.location(), "_delta_log")
-        return lambda: pl.read_delta(sink.location()).to_dicts() if there.is_dir() else []
+        assert isinstance(sink, Lake)
+        return lambda: DeltaFormat().content(sink) if sink.storage.has(f"{sink.location()}/_delta_log") else []
 
 
 @pytest.mark.slow
@@ -162,24 +164,27 @@ class TestDelta(InDelta):
     pass
 
 
+@pytest.mark.slow
+class TestDeltaOnS3(InDelta):
+    @pytest.fixture
+    def sink(self, home: Path, s3: S3Server) -> Sink:
+        return sinks.Delta(f"{s3.place()}/words", conn_id=CONN_ID)
+
+
 class InIceberg(SinkContract):
     """An Iceberg table, read by pyiceberg."""
 
     @pytest.fixture
     def sink(self, home: Path) -> Sink:
-        catalog = {"type": "sql", "uri": "sqlite:///catalog.db"}
-        return sinks.Iceberg("db.words", path="iceberg/words", catalog=catalog)
+        return sinks.Iceberg("db.words", path="iceberg/words", catalog=CATALOG)
 
     @pytest.fixture
     def read(self, sink: Sink) -> Read:
         def rows() -> Rows:
             assert isinstance(sink, sinks.Iceberg)
             assert isinstance(sink.catalog, dict)
-            catalog = SqlCatalog("default", **sink.catalog)
-            if not catalog.table_exists(sink.table):
-                return []
-            found: Rows = catalog.load_table(sink.table).scan().to_arrow().to_pylist()
-            return found
+            catalog = SqlCatalog("default", **sink.catalog, **sink.storage.for_iceberg())
+            return IcebergFormat().content(sink) if catalog.table_exists(sink.table) else []
 
         return rows
 
@@ -187,3 +192,10 @@ class InIceberg(SinkContract):
 @pytest.mark.slow
 class TestIceberg(InIceberg):
     pass
+
+
+@pytest.mark.slow
+class TestIcebergOnS3(InIceberg):
+    @pytest.fixture
+    def sink(self, home: Path, s3: S3Server) -> Sink:
+        return sinks.Iceberg("db.words", path=f"{s3.place()}/words", conn_id=CONN_ID, catalog=CATALOG)
