@@ -1,4 +1,4 @@
-"""One checkpoint from Parquet into a Delta table, beside the Delta writer of Spark's own runtime in the same session."""
+"""A checkpoint into a Delta table, staged and promoted, beside Spark's own Delta writer in the same warm session."""
 
 from __future__ import annotations
 
