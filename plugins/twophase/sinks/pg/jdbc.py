@@ -28,13 +28,21 @@ _PROBES = 8
 _OPTIONS = {"connect_timeout": "connectTimeout", "application_name": "ApplicationName"}
 
 
+#: What the executors said: by application, and the Python that they run.
+_answers: dict[tuple[str, str], bool] = {}
+
+
 def is_needed(spark: SparkSession) -> bool:
-    """Ask the executors whether one of them lacks the wheel; the driver's own Python says nothing about theirs."""
+    """Ask the executors, once, whether one of them lacks the wheel; the driver's own Python says nothing of theirs."""
     from pyspark.sql import functions
 
-    lacking = functions.udf(lacks_wheel, "boolean", useArrow=False)
-    asked = spark.range(0, _PROBES, 1, _PROBES).select(lacking("id").alias("lacking"))
-    return any(row.lacking for row in asked.collect())
+    context = spark.sparkContext
+    which = (str(context.applicationId), str(context.pythonExec))
+    if which not in _answers:
+        lacking = functions.udf(lacks_wheel, "boolean", useArrow=False)
+        asked = spark.range(0, _PROBES, 1, _PROBES).select(lacking("id").alias("lacking"))
+        _answers[which] = any(row.lacking for row in asked.collect())
+    return _answers[which]
 
 
 def lacks_wheel(_: int) -> bool:
