@@ -54,6 +54,8 @@ DECLARED: dict[str, Callable[[], Sink]] = {
         "db.remote", path=f"{_bucket()}/iceberg/words", conn_id=CONN_ID, catalog=IN_A_FILE
     ),
 }
+#: Those on this machine's disk and in its database.
+LOCAL = tuple(kind for kind in DECLARED if not kind.endswith("_s3"))
 #: The tables of the target database.
 TABLES = {
     "postgres": "words",

@@ -94,7 +94,7 @@ def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", sinking.DECLARED)
+@pytest.mark.parametrize("kind", sinking.LOCAL)
 def test_two_racing_promoters_commit_once(kind: str, rounds: int, home: Path, record: PostgresRecord) -> None:
     outputs = staged(kind, rounds)
 

@@ -33,8 +33,7 @@ CHECKED = frozenset({"promote.checked", "promote.visible"})
 TAKEN = frozenset({"promote.taken"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
 LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
-#: On this machine's disk and in its database.
-ALL = "+".join(kind for kind in sinking.DECLARED if not kind.endswith("_s3"))
+ALL = "+".join(sinking.LOCAL)
 KINDS = (
     *(kind for kind in sinking.DECLARED if kind != "files"),
     *("files+postgres", "postgres+delta", "files+iceberg", "files+sent", ALL),

@@ -49,7 +49,7 @@ def decide(kinds: str) -> None:
         "files+postgres",
         "files+iceberg",
         pytest.param("postgres+delta", marks=pytest.mark.slow),
-        pytest.param("+".join(sinking.DECLARED), marks=pytest.mark.slow, id="all"),
+        pytest.param("+".join(sinking.LOCAL), marks=pytest.mark.slow, id="all"),
     ],
 )
 def test_a_sink_that_is_down_delays_only_itself_and_is_finished_by_recover(kinds: str, target: Server) -> None:

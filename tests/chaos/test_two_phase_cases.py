@@ -27,9 +27,7 @@ pytestmark = pytest.mark.chaos
 
 #: What `make test` meets.
 FEW = ("postgres", "delta")
-KINDS = [
-    pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow) for kind in sinking.DECLARED if kind != "sent"
-]
+KINDS = [pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow) for kind in sinking.LOCAL if kind != "sent"]
 
 
 class Decided:
