@@ -188,3 +188,16 @@ def test_a_broken_log_is_an_error_in_words_that_may_be_tried_again(sink: Delta) 
     with pytest.raises(Retryable, match=r"sinks\.Delta 'lake/words'"):
         sink.prepare()
     assert stage(sink, 2).promote().outcome is Outcome.RETRY_LATER
+
+
+@pytest.mark.usefixtures("home")
+def test_the_log_says_what_readers_skip_files_by() -> None:
+    sink = Delta("lake/words")
+    sink.prepare()
+    stage(sink, files=1).promote()
+
+    found = pa.table(DeltaTable(sink.location()).get_add_actions(flatten=True)).to_pylist()
+
+    assert [(one["num_records"], one["min.id"], one["max.id"], one["null_count.word"]) for one in found] == [
+        (4, 100, 103, 0)
+    ]

@@ -12,17 +12,18 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
-from twophase.core.manifest import Column, Manifest, Schema
-from twophase.sinks import adopting, types
+from twophase.core.manifest import Column, Manifest, Schema, StagedFile
+from twophase.sinks import adopting, statistics, types
 from twophase.sinks.lake import Lake
 from twophase.sinks.relations import partition_values
-from twophase.sinks.storage import Storage
+from twophase.sinks.storage import THREADS, Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
 
 if TYPE_CHECKING:
@@ -288,6 +289,8 @@ class DeltaLog(Table):
     def _additions(self, manifest: Manifest) -> list[Any]:
         from deltalake.transaction import AddAction
 
+        with ThreadPoolExecutor(THREADS) as pool:
+            described = list(pool.map(lambda file: self._statistics(manifest, file), manifest.files))
         return [
             AddAction(
                 f"{HOME}/{manifest.folder}/{file.path}",
@@ -295,10 +298,20 @@ class DeltaLog(Table):
                 self._values(file.path),
                 file.mtime_ns // 1_000_000,
                 True,  # noqa: FBT003 - data_change
-                json.dumps({"numRecords": file.rows}),
+                json.dumps({"numRecords": file.rows, **found}),
             )
-            for file in manifest.files
+            for file, found in zip(manifest.files, described, strict=True)
         ]
+
+    def _statistics(self, manifest: Manifest, file: StagedFile) -> dict[str, Any]:
+        """Read what the footer of a staged file says."""
+        from pyarrow import ArrowException, parquet
+
+        try:
+            with self.storage.open(f"{self.path}/{HOME}/{manifest.folder}/{file.path}") as opened:
+                return statistics.of(parquet.read_metadata(opened), manifest.schema)
+        except ArrowException as error:
+            raise Trouble(_line(error)) from error
 
     def _removals(self, manifest: Manifest) -> list[Any]:
         from deltalake.transaction import RemoveAction
