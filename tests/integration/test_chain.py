@@ -19,6 +19,7 @@ from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import load, sweep
 from twophase.running import Runner
+from twophase.sinks.base import Sink
 from twophase.spark.plan import Plan
 
 Change = Callable[[list[Row], Plan], list[Row]]
@@ -39,13 +40,13 @@ def counted(rows: list[Row], plan: Plan) -> list[Row]:
 CHANGES: dict[str, Change] = {"clean": cleaned, "counts": counted, "report": counted}
 
 
-def clean() -> Pipeline:
+def clean(sink: Sink | None = None) -> Pipeline:
     data_path("landing").mkdir(parents=True, exist_ok=True)
     return Pipeline(
         "clean",
         reads={"words": sources.Files("landing", "json", max_files=1)},
         transform="word_count:copy",
-        writes={"lake": sinks.Files("lake/clean")},
+        writes={"lake": sink or sinks.Files("lake/clean")},
     )
 
 
@@ -120,15 +121,26 @@ def test_a_limit_leaves_the_rest_to_the_next_checkpoint(chain: Chain) -> None:
     assert frequencies("counts") == [3, 4]
 
 
+UPSTREAM: dict[str, Callable[[], Sink]] = {
+    "files": lambda: sinks.Files("lake/clean"),
+    "delta": lambda: sinks.Delta("lake/clean"),
+    "iceberg": lambda: sinks.Iceberg(
+        "db.clean", path="lake/clean", catalog={"type": "sql", "uri": "sqlite:///catalog.db"}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UPSTREAM)
 def test_a_replacement_upstream_is_not_read_as_new_but_makes_what_was_made_from_it_stale(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
+    kind: str, chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    upstream = UPSTREAM[kind]
     for number in (1, 2):
         chain.land(number)
-        chain.run(clean())
+        chain.run(clean(upstream()))
         chain.run(hop("counts", "clean"))
     monkeypatch.setitem(offset, "by", 100)
-    chain.runner(clean()).replace(1)
+    chain.runner(clean(upstream())).replace(1)
 
     nothing = chain.run(hop("counts", "clean"))
     stale = chain.stale()
