@@ -48,12 +48,12 @@ def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Make an interpreter that has all that this one has, but for the ADBC wheel."""
+    """Make an interpreter that has all that this one has, but for the ADBC wheel and twophase itself."""
     place = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", place], check=True)
     packages = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
     for entry in (Path(sys.prefix) / packages).iterdir():
-        if not entry.name.startswith("adbc_"):
+        if not entry.name.startswith(("adbc_", "twophase", "__editable__.twophase")):
             (place / packages / entry.name).symlink_to(entry)
     return str(place / "bin" / "python")
 

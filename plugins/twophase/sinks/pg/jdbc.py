@@ -39,17 +39,17 @@ def is_needed(spark: SparkSession) -> bool:
     context = spark.sparkContext
     which = (str(context.applicationId), str(context.pythonExec))
     if which not in _answers:
-        lacking = functions.udf(lacks_wheel, "boolean", useArrow=False)
+
+        def lacks(_: int) -> bool:
+            """Say whether this Python cannot load by ADBC. Defined here it is sent as it is: twophase may lack, too."""
+            from importlib.util import find_spec
+
+            return any(find_spec(name) is None for name in ("adbc_driver_postgresql", "pyarrow", "twophase"))
+
+        lacking = functions.udf(lacks, "boolean", useArrow=False)
         asked = spark.range(0, _PROBES, 1, _PROBES).select(lacking("id").alias("lacking"))
         _answers[which] = any(row.lacking for row in asked.collect())
     return _answers[which]
-
-
-def lacks_wheel(_: int) -> bool:
-    """Say whether this Python cannot load by ADBC."""
-    from importlib.util import find_spec
-
-    return any(find_spec(name) is None for name in ("adbc_driver_postgresql", "pyarrow"))
 
 
 def load(which: str, frame: DataFrame, conn_id: str, table: Table, parts: Table) -> None:
