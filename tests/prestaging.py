@@ -33,7 +33,9 @@ class Rows(NamedTuple):
     schema: Sequence[Column]
 
     def changing(self) -> Rows:
-        """Return a changelog that adds these and takes back as many of just before them, so that none can go twice."""
+        """Return a changelog that adds these and takes back as many of just before them; one that is there stays."""
+        if any(column.name == "_change" for column in self.schema):
+            return self
         count = len(self.rows)
         older = [{**row, "id": row["id"] - count, "_change": "-D"} for row in self.rows if row["id"] >= count]
         added = [{**row, "_change": "+I"} for row in self.rows]

@@ -130,7 +130,8 @@ APPENDED = "expected 4 rows of checkpoint, found 3"
         ({}, APPENDED),
         ({"attach": True}, APPENDED),
         ({"mode": "replace"}, APPENDED),
-        ({"mode": "upsert", "key": ["at"]}, None),
+        ({"mode": "upsert", "key": ["at"]}, "1 keys of checkpoint are not there any more"),
+        ({"mode": "upsert", "key": ["at"], "history": 0}, None),
     ],
     ids=str,
 )
@@ -156,7 +157,7 @@ def test_verify_of_a_replaced_table_counts_the_rows_of_the_last_checkpoint_only(
     sink = sinks.Postgres("words", conn_id="dwh", create=True, mode="replace")
     handle, manifest = staged(sink)
     sink.promote(KEY, handle, manifest)
-    later = "SELECT pipeline, target, 2, 1, 1, manifest, now() FROM twophase_sinks.promoted"
+    later = "SELECT pipeline, target, 2, 1, 1, manifest, now(), slot_order, kept FROM twophase_sinks.promoted"
     target.execute(f"INSERT INTO twophase_sinks.promoted {later}")
     target.execute("TRUNCATE public.words")
 
