@@ -87,10 +87,10 @@ class Bench:
 
     # --- the sides ---------------------------------------------------------------------------------------------------
 
-    def ours(self) -> Mapping[str, float]:
+    def ours(self, **more: int) -> Mapping[str, float]:
         """Stage, check and promote one checkpoint."""
         name = self.target()
-        sink, key = Postgres(name, conn_id=CONN_ID, **self.mode), Key("bench", 1, 1)
+        sink, key = Postgres(name, conn_id=CONN_ID, **self.mode, **more), Key("bench", 1, 1)
         watch = Stopwatch(load=(staging, "load"), finish=(staging, "finish"), check=(Postgres, "check"))
         start = time.perf_counter()
         with watch:
@@ -148,6 +148,8 @@ def run(place: Place, sizes: Sizes, *, mode: Mapping[str, Any], goal: float, by_
         "jdbc": partial(bench.peer, rewrite=False),
         "rewriting": partial(bench.peer, rewrite=True),
     }
+    if "key" in mode:
+        sides["forgetting"] = partial(bench.ours, history=0)
     found = interleave(sides, rounds=sizes.rounds, tell=True)
     ours = found["ours"]["whole"]
     rates = {name: sizes.rows / parts["whole"].median for name, parts in found.items()}
@@ -156,6 +158,11 @@ def run(place: Place, sizes: Sizes, *, mode: Mapping[str, Any], goal: float, by_
         figures=[
             Figure("ours ÷ the JDBC writer as it comes", ours, found["jdbc"]["whole"], goal=goal),
             Figure("ours ÷ the JDBC writer with reWriteBatchedInserts", ours, found["rewriting"]["whole"]),
+            *(
+                Figure("without a history ÷ the JDBC writer as it comes", parts["whole"], found["jdbc"]["whole"])
+                for name, parts in found.items()
+                if name == "forgetting"
+            ),
         ],
         profile={name: medians(parts) for name, parts in found.items()},
         notes=[
