@@ -87,10 +87,10 @@ class Bench:
 
     # --- the sides ---------------------------------------------------------------------------------------------------
 
-    def ours(self, **more: int) -> Mapping[str, float]:
+    def ours(self, *, history: int | None = None) -> Mapping[str, float]:
         """Stage, check and promote one checkpoint."""
         name = self.target()
-        sink, key = Postgres(name, conn_id=CONN_ID, **self.mode, **more), Key("bench", 1, 1)
+        sink, key = Postgres(name, conn_id=CONN_ID, history=history, **self.mode), Key("bench", 1, 1)
         watch = Stopwatch(load=(staging, "load"), finish=(staging, "finish"), check=(Postgres, "check"))
         start = time.perf_counter()
         with watch:
