@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ class Changes:
         """Return one row per key that is changed; without THERE it says that the key loses its row."""
         from psycopg2 import sql
 
-        names, there = _list(self.columns), sql.Identifier(THERE)
+        names, there = listed(self.columns), sql.Identifier(THERE)
         if not self.retracts:
             return sql.SQL("SELECT {}, true AS {} FROM {}").format(names, there, self.staged.sql)
         gone, added = (staging.net(self.staged, list(self.columns), sign) for sign in "<>")
@@ -95,12 +95,13 @@ class Changes:
         sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed]
         then = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(sets)) if sets else sql.SQL("NOTHING")
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ({}) AS c WHERE c.{} ON CONFLICT ({}) DO {}")
-        names = _list(columns)
+        names = listed(columns)
         there = sql.Identifier(THERE)
-        cursor.execute(insert.format(self.target.sql, names, names, rows, there, _list(self.key), then))
+        cursor.execute(insert.format(self.target.sql, names, names, rows, there, listed(self.key), then))
 
 
-def _list(names: Any) -> Composable:  # noqa: ANN401 - names
+def listed(names: Iterable[str]) -> Composable:
+    """Return names of columns, quoted, as SQL lists them."""
     from psycopg2 import sql
 
     return sql.SQL(", ").join(map(sql.Identifier, names))

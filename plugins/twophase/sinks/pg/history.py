@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.slots import Slot
 from twophase.sinks.pg import staging
-from twophase.sinks.pg.changes import OURS, THERE, Changes
+from twophase.sinks.pg.changes import OURS, THERE, Changes, listed
 from twophase.sinks.pg.database import Table
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class History:
         kind = sql.SQL("bigint" if isinstance(self.order, int) else 'text COLLATE "C"')
         self._run(
             sql.SQL("CREATE TABLE {} ({}, {order} {} NOT NULL, {} boolean NOT NULL, PRIMARY KEY ({}, {order}))"),
-            self.table.sql, columns, kind, sql.Identifier(THERE), _names(self.changes.key),
+            self.table.sql, columns, kind, sql.Identifier(THERE), listed(self.changes.key),
         )  # fmt: skip
         # A checkpoint's entries lie together: this index costs next to nothing when they are added.
         self._run(sql.SQL("CREATE INDEX ON {} USING brin ({order}) WITH (autosummarize = on)"), self.table.sql)
@@ -226,7 +226,7 @@ class History:
             sql.SQL(
                 "INSERT INTO {} ({}, {order}, {}) SELECT {}, {at}, {} FROM ({}) AS c LEFT JOIN {} AS t ON {}{}{}"
             ),
-            self.table.sql, _names([*self.changes.key, *self.columns]), sql.Identifier(THERE), values, there,
+            self.table.sql, listed([*self.changes.key, *self.columns]), sql.Identifier(THERE), values, there,
             self.changes.rows, self.changes.target.sql, self.changes.same("t", "c"), joined, then or sql.SQL(""),
         )  # fmt: skip
 
@@ -283,9 +283,3 @@ def entries(cursor: Any, table: Table, order: Order, target: Table, key: tuple[s
     cursor.execute(query.format(first, table.sql, target.sql, changes.same("t", "h"), sql.Identifier(ORDER), at))
     found: tuple[int, int] = cursor.fetchone()
     return found
-
-
-def _names(names: Iterable[str]) -> Composable:
-    from psycopg2 import sql
-
-    return sql.SQL(", ").join(map(sql.Identifier, names))
