@@ -1,10 +1,12 @@
-"""What the tests of the write-ahead sink share."""
+"""What the tests of the Postgres and the write-ahead sinks share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg2
 import pytest
 
 import senders
@@ -13,6 +15,18 @@ from twophase.committer.record import PostgresRecord
 from twophase.committers import CheckpointCommitter
 from twophase.core import failpoints
 from write_ahead import Bench
+
+
+@pytest.fixture
+def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give the test a database by the connection `dwh`, and a session to look into it."""
+    plain = dsn.replace("postgresql+psycopg2", "postgres")
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
+    session = psycopg2.connect(plain.replace("postgres://", "postgresql://"))
+    session.autocommit = True
+    with session.cursor() as cursor:
+        yield cursor
+    session.close()
 
 
 @pytest.fixture

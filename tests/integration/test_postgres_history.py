@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,18 +21,6 @@ from twophase.sinks.pg.history import order_of
 COLUMNS = {"id": "bigint", "word": "string", "more": "string", "_change": "string"}
 Row = Mapping[str, Any]
 MAY, JUNE, JULY = (f"2026-0{n}-01T00:00:00+00:00/2026-0{n + 1}-01T00:00:00+00:00" for n in (5, 6, 7))
-
-
-@pytest.fixture
-def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give the test a database by the connection `dwh`, and a session to look into it."""
-    plain = dsn.replace("postgresql+psycopg2", "postgres")
-    monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
-    session = psycopg2.connect(plain.replace("postgres://", "postgresql://"))
-    session.autocommit = True
-    with session.cursor() as cursor:
-        yield cursor
-    session.close()
 
 
 class Table:

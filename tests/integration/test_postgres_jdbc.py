@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,6 @@ NESTED = (
     "IF(id % 5 = 0, NULL, cast(id % 128 AS tinyint)) AS tiny",
     "cast('6f1c1a52-0f0e-4b5c-9c53-5f3f0d7a2b11' AS string) AS name",
 )  # fmt: skip
-
-
-@pytest.fixture
-def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give the test a database by the connection `dwh`, and a session to look into it."""
-    plain = dsn.replace("postgresql+psycopg2", "postgres")
-    monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
-    session = psycopg2.connect(plain.replace("postgres://", "postgresql://"))
-    session.autocommit = True
-    with session.cursor() as cursor:
-        yield cursor
-    session.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pyarrow as pa
 import pytest
 
@@ -38,18 +36,6 @@ SCHEMA = (
     Column("at", "timestamp"),
     Column("more", "struct<a:bigint>"),
 )
-
-
-@pytest.fixture
-def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give the test a database by the connection `dwh`, and a session to look into it."""
-    plain = dsn.replace("postgresql+psycopg2", "postgres")
-    monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
-    session = psycopg2.connect(plain.replace("postgres://", "postgresql://"))
-    session.autocommit = True
-    with session.cursor() as cursor:
-        yield cursor
-    session.close()
 
 
 def staged(sink: sinks.Postgres) -> tuple[Json, Json]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import psycopg2
 import pyarrow as pa
 import pytest
 
@@ -26,18 +25,6 @@ from twophase.sinks.pg.staging import Loader
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 KEY = Key("words", 1, 1)
-
-
-@pytest.fixture
-def target(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give the test a database by the connection `dwh`, and a session to look into it."""
-    plain = dsn.replace("postgresql+psycopg2", "postgres")
-    monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
-    session = psycopg2.connect(plain.replace("postgres://", "postgresql://"))
-    session.autocommit = True
-    with session.cursor() as cursor:
-        yield cursor
-    session.close()
 
 
 def declared(**more: Any) -> sinks.Postgres:
