@@ -98,6 +98,73 @@ def test_expired_snapshots_take_neither_the_marker_nor_what_was_replaced(sink: I
     assert counted(FORM.content(sink)) == counted([*rows(1, 3, revision=2), *rows(3)])
 
 
+MOST = "history.twophase.max-snapshots"
+
+
+def limited(most: str) -> Iceberg:
+    made = Iceberg("db.words", path="lake/words", catalog=CATALOG, properties={MOST: most})
+    made.prepare()
+    return made
+
+
+def test_a_promotion_leaves_so_many_snapshots_as_the_table_says(sink: Iceberg) -> None:
+    sink = limited("3")
+    staged = [stage(sink, number) for number in range(1, 6)]
+
+    left = []
+    for one in staged:
+        assert one.promote().outcome is Outcome.PROMOTED
+        left.append(len(table(sink).snapshots()))
+
+    assert left == [1, 2, 3, 3, 3]
+    assert counted(FORM.content(sink)) == counted([row for number in range(1, 6) for row in rows(number)])
+    assert [one.promote().outcome for one in staged] == [Outcome.ALREADY_PROMOTED] * 5
+
+
+def test_a_long_history_that_gets_a_limit_goes_by_and_by(sink: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twophase.sinks.iceberg._EXPIRED_AT_ONCE", 2)
+    for number in range(1, 8):
+        stage(sink, number).promote()
+    with table(sink).transaction() as change:
+        change.set_properties({MOST: "3"})
+
+    left = []
+    for number in range(8, 13):
+        stage(sink, number).promote()
+        left.append(len(table(sink).snapshots()))
+
+    assert left == [6, 5, 4, 3, 3]
+
+
+def test_the_snapshots_of_a_table_with_a_tag_or_without_a_limit_are_its_owners_matter(sink: Iceberg) -> None:
+    sink = limited("2")
+    stage(sink, 1).promote()
+    first = table(sink).current_snapshot()
+    assert first is not None
+    table(sink).manage_snapshots().create_tag(first.snapshot_id, "audited").commit()
+    for number in range(2, 5):
+        stage(sink, number).promote()
+
+    assert len(table(sink).snapshots()) == 4
+
+    table(sink).manage_snapshots().remove_tag("audited").commit()
+    with table(sink).transaction() as change:
+        change.remove_properties(MOST)
+    stage(sink, 5).promote()
+    assert len(table(sink).snapshots()) == 5
+
+
+def test_a_limit_of_snapshots_is_a_number(sink: Iceberg) -> None:
+    with pytest.raises(ConfigError, match=f"property {MOST}: expected a number, found '-1'"):
+        limited("-1")
+    stage(sink, 1).promote()
+    with table(sink).transaction() as change:
+        change.set_properties({MOST: "many"})
+
+    with pytest.raises(ConfigError, match=f"property {MOST}: expected a number, found 'many'"):
+        sink.prepare()
+
+
 def test_two_values_of_a_partition_column_in_one_file_are_refused(sink: Iceberg) -> None:
     parts = FORM.make("lake/parts", partition_by=["word"])
     parts.prepare()

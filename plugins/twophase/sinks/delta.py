@@ -285,6 +285,9 @@ class DeltaLog(Table):
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleanup),
             )
+            self.table.update_incremental()
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_fields", None)
 
     def _additions(self, manifest: Manifest) -> list[Any]:
         from deltalake.transaction import AddAction
@@ -324,13 +327,6 @@ class DeltaLog(Table):
 
     def _values(self, path: str) -> dict[str, str | None]:
         return dict(zip(self.partition_by, partition_values(path, self.partition_by), strict=True))
-
-    def refresh(self) -> None:
-        """Read the entries since."""
-        self.__dict__.pop("_attempts", None)
-        self.__dict__.pop("_fields", None)
-        with _explained():
-            self.table.update_incremental()
 
     def make_durable(self) -> None:
         """Make the log durable from its last checkpoint on: the library does not, nor may other writers."""

@@ -38,8 +38,13 @@ if TYPE_CHECKING:
 
 #: Where a snapshot says which revision it promoted.
 _NOTE = "twophase"
+#: How many snapshots a promotion leaves in the table's metadata; 0, or no such property: all of them.
+_MOST = "history.twophase.max-snapshots"
+#: At most so many are expired by one promotion: a long history goes by and by.
+_EXPIRED_AT_ONCE = 100
 #: Of a table made here: without these each commit would cost more than the one before.
 _PROPERTIES = {
+    _MOST: "200",
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "20",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -97,6 +102,9 @@ class Iceberg(Lake):
             raise ConfigError(msg)
         if (version := self.properties.get("format-version", "2")) not in _VERSIONS:
             msg = f"{self._who}: {_newer(version)}"
+            raise ConfigError(msg)
+        if why := _no_number(self.properties):
+            msg = f"{self._who}: {why}"
             raise ConfigError(msg)
         if isinstance(self.catalog, str):
             return
@@ -283,6 +291,8 @@ class IcebergSnapshot(Table):
         metadata = self.table.metadata
         if str(metadata.format_version) not in _VERSIONS:
             return _newer(str(metadata.format_version))
+        if why := _no_number(metadata.properties):
+            return why
         fields = {field.field_id: field for field in self.table.schema().fields}
         found = []
         for part in self.table.spec().fields:
@@ -312,6 +322,8 @@ class IcebergSnapshot(Table):
 
         That also holds for an output without rows: a property alone would be set whatever others have done meanwhile.
         """
+        from pyiceberg.table.update.snapshot import ExpireSnapshots
+
         with _explained():
             metadata = self.table.metadata
             transaction = _unchanged(self.table)
@@ -327,7 +339,27 @@ class IcebergSnapshot(Table):
                     producer.delete_data_file(self._files[path])
                 for path in self._paths(change.add):
                     producer.append_data_file(self._described(path))
+            if too_many := self._too_many():
+                ExpireSnapshots(transaction).by_ids(too_many).commit()
             transaction.commit_transaction()
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_files", None)
+
+    def _too_many(self) -> list[int]:
+        """Return the snapshots that are one too many with the next; where there are branches or tags, none."""
+        from pyiceberg.table.refs import MAIN_BRANCH
+
+        metadata = self.table.metadata
+        most = int(metadata.properties.get(_MOST, 0))
+        there = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+        if not most or len(there) < most or metadata.refs.keys() - {MAIN_BRANCH}:
+            return []
+        line = []
+        found = metadata.current_snapshot()
+        while found is not None:
+            line.append(found.snapshot_id)
+            found = there.get(found.parent_snapshot_id or 0)
+        return line[most - 1 :][-_EXPIRED_AT_ONCE:]
 
     def _paths(self, manifest: Manifest) -> list[str]:
         return [f"{manifest.folder}/{file.path}" for file in manifest.files if self.takes(file)]
@@ -339,13 +371,6 @@ class IcebergSnapshot(Table):
             return parquet_file_to_data_file(self.table.io, self.table.metadata, f"{self.prefix}{path}")
         except ValueError as error:  # two values of a partition column in one file, or a type that does not fit
             raise Refused(str(error).partition("\n")[0]) from error
-
-    def refresh(self) -> None:
-        """Load the newest metadata."""
-        self.__dict__.pop("_attempts", None)
-        self.__dict__.pop("_files", None)
-        with _explained():
-            self.table.refresh()
 
     def make_durable(self) -> None:
         """Make the metadata durable that the catalog points at, and what that points at: the library does not."""
@@ -396,6 +421,12 @@ def _line(error: Exception) -> str:
 
 def _newer(version: str) -> str:
     return f"format-version {version} cannot be honoured here; expected {' or '.join(_VERSIONS)}"
+
+
+def _no_number(properties: Mapping[str, str]) -> str | None:
+    """Say why a table's limit of snapshots is none."""
+    found = properties.get(_MOST, "0")
+    return None if found.isascii() and found.isdigit() else f"property {_MOST}: expected a number, found {found!r}"
 
 
 def _iceberg_schema(schema: Schema) -> Any:  # noqa: ANN401 - a schema of pyiceberg's

@@ -97,11 +97,10 @@ class Table(ABC):
 
     @abstractmethod
     def commit(self, change: Change) -> None:
-        """Do it all in one step, unless the marker has moved since this handle was opened: Conflict."""
+        """Do it all in one step, unless the marker has moved since this handle was opened: Conflict.
 
-    @abstractmethod
-    def refresh(self) -> None:
-        """Look at the table as it is now."""
+        Afterwards this handle shows the table with it.
+        """
 
     @abstractmethod
     def make_durable(self) -> None:
@@ -281,8 +280,7 @@ class Promoter:
         return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
 
     def _read_back(self, table: Table) -> Promotion:
-        """Read back the marker that this very commit has set."""
-        table.refresh()
+        """Look for the marker that this very commit has set."""
         if (table.marker(self.app) or 0) < self.seq:
             return Promotion(Outcome.UNKNOWN)
         table.make_durable()
