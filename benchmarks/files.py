@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +23,11 @@ from twophase.core.coordinator import Coordinator
 from twophase.core.settings import data_path
 from twophase.running import InProcess, Runner
 from twophase.sinks import disk, storage
-from twophase.sinks.files import Files
+from twophase.sinks.base import Sink
 from twophase.staging import Staging
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 #: About what one row takes in the file.
 ROW_BYTES = 58
@@ -48,27 +49,42 @@ def transform(orders: DataFrame) -> DataFrame:
     return orders.where("quantity > 0").selectExpr("*", "amount * quantity AS total")
 
 
-def run(place: Place, sizes: Sizes) -> Findings:
+@dataclass(frozen=True)
+class Format:
+    """What is written: by a sink, and by Spark as a user does it without us."""
+
+    sink: Callable[[str], Sink]
+    write: Callable[[DataFrameWriter, str], None]
+    #: How the peer's call is named in the report.
+    called: str
+    goal: float
+    #: What the session needs for the peer.
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(place: Place, sizes: Sizes, *, form: Format) -> Findings:
     """Measure."""
     landing = data_path("landing/orders")
     with step(f"writing {sizes.files} Parquet files of {sizes.file_mb} MB"):
         for seed in range(sizes.files):
             generate(landing / f"{seed:02d}.parquet", sizes.file_mb * 1_000_000, seed)
     with step("starting Spark"):
-        spark = place.spark()
-    dsn = place.database("files")
+        spark = place.spark(form.conf)
+    dsn = place.database("lake")
     input_bytes = sum(path.stat().st_size for path in landing.iterdir())
     names = (f"orders_{turn}" for turn in count())
     found = interleave(
-        {"ours": lambda: ours(spark, dsn, next(names)), "peer": lambda: peer(spark)}, rounds=sizes.rounds, tell=True
+        {"ours": lambda: ours(spark, dsn, form, next(names)), "peer": lambda: peer(spark, form)},
+        rounds=sizes.rounds,
+        tell=True,
     )
     mine, theirs = found["ours"], found["peer"]
     parts = ("open", "begin", "Spark's write", "seal", "check and vote", "commit and promote", "other")
     threads = ("seal: fsync and checksum", "seal: footers")
     return Findings(
-        compared=f"a checkpoint ÷ df.write.parquet, {input_bytes / 1e6:,.0f} MB of input",
+        compared=f"a checkpoint ÷ {form.called}, {input_bytes / 1e6:,.0f} MB of input",
         figures=[
-            Figure("from begin to committed", mine["whole"], theirs["whole"], goal=1.10),
+            Figure("from begin to committed", mine["whole"], theirs["whole"], goal=form.goal),
             Figure("Spark's part of it", mine["Spark's write"], theirs["whole"]),
         ],
         profile={
@@ -83,16 +99,17 @@ def run(place: Place, sizes: Sizes) -> Findings:
     )
 
 
-def ours(spark: SparkSession, dsn: str, name: str) -> Mapping[str, float]:
+def ours(spark: SparkSession, dsn: str, form: Format, name: str) -> Mapping[str, float]:
     """Take one checkpoint of a new pipeline through: to it every file is new."""
+    sink = form.sink(f"lake/{name}")
     pipeline = Pipeline(
         name,
         reads={"orders": sources.Files("landing/orders", format="parquet")},
         transform=transform,
-        writes={"lake": sinks.Files(f"lake/{name}")},
+        writes={"lake": sink},
     )
     settle_down()
-    with watch() as stopwatch:
+    with watch(type(sink)) as stopwatch:
         start = time.perf_counter()
         with Runner(pipeline, InProcess(spark, transform), dsn=dsn) as runner:
             opened = time.perf_counter() - start
@@ -102,20 +119,19 @@ def ours(spark: SparkSession, dsn: str, name: str) -> Mapping[str, float]:
     if done is None:
         msg = "expected a checkpoint, found no new input"
         raise RuntimeError(msg)
-    for folder in (data_path(f"lake/{name}"), data_path(f"lake/{name}.twophase")):
-        shutil.rmtree(folder)
+    shutil.rmtree(data_path("lake"))
     parts["Spark's write"] = parts.pop("stage") - parts["seal"]
     inside = {part: parts.pop(part) for part in ("seal: fsync and checksum", "seal: footers")}
     return {"whole": whole, "open": opened, **parts, "other": whole - opened - sum(parts.values()), **inside}
 
 
-def watch() -> Stopwatch:
+def watch(sink: type[Sink]) -> Stopwatch:
     """Watch the parts of a checkpoint."""
     return Stopwatch(
         **{
             "begin": (Coordinator, "begin"),
             "stage": (InProcess, "__call__"),
-            "seal": (Files, "seal"),
+            "seal": (sink, "seal"),
             "seal: fsync and checksum": (disk, "seal_file"),
             "seal: footers": (storage, "count_rows"),
             "check and vote": (Staging, "_vote"),
@@ -124,12 +140,12 @@ def watch() -> Stopwatch:
     )
 
 
-def peer(spark: SparkSession) -> Mapping[str, float]:
+def peer(spark: SparkSession, form: Format) -> Mapping[str, float]:
     """Do the same job as a user does it without us; how long the disk still needs is told apart."""
     target = data_path("plain/orders")
     settle_down()
     start = time.perf_counter()
-    transform(spark.read.parquet(str(data_path("landing/orders")))).write.parquet(str(target))
+    form.write(transform(spark.read.parquet(str(data_path("landing/orders")))).write, str(target))
     whole = time.perf_counter() - start
     start = time.perf_counter()
     for path, _ in disk.walk(target):
@@ -187,5 +203,7 @@ MEASURE = Measure(
     full=Sizes(files=8, file_mb=130, rounds=3),
     quick=Sizes(files=2, file_mb=25, rounds=3),
     tiny=Sizes(files=1, file_mb=1, rounds=1),
-    run=run,
+    run=partial(
+        run, form=Format(sinks.Files, lambda writer, path: writer.parquet(path), "df.write.parquet", goal=1.10)
+    ),
 )
