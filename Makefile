@@ -49,8 +49,7 @@ test: $(READY) ## Run the tests, all but the slow ones
 
 chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
 	@echo '→ chaos tests, the slow ones included'
-	@$(BIN)/pytest tests/chaos tests/airflow tests/acceptance tests/integration/test_wheel.py tests/integration/test_sink_contract.py \
-		tests/integration/test_s3_sinks.py tests/integration/test_s3_spark.py $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and not spark35 and not s3a' $(ARGS)
 
 test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 	@echo '→ tests on Spark 3.5'
