@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -447,53 +446,3 @@ def test_a_replacement_that_was_overtaken_is_not_committed(home: Any, target: An
 
 def _two(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "word": row["word"]}
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_a_submission_stages_by_a_connection_that_is_seen_nowhere(home: Any, dsn: str, target: Any) -> None:
-    import threading
-
-    import psutil
-    from sqlalchemy import create_engine, text
-    from sqlalchemy.engine import make_url
-
-    secret = str(make_url(dsn).password)
-    (home / "spark_jobs").mkdir()
-    (home / "spark_jobs" / "copying.py").write_text("def transform(words):\n    return words.select('id', 'word')\n")
-    over = threading.Event()
-    seen: set[str] = set()
-    told: dict[str, bytes] = {}
-
-    def watch() -> None:
-        while not over.wait(0.2):
-            for process in psutil.process_iter(["cmdline"]):
-                seen.update(process.info["cmdline"] or ())
-            for path in (home / "runs").rglob("*.*"):  # gone when all is done
-                with suppress(FileNotFoundError, IsADirectoryError):
-                    told[path.name] = path.read_bytes()
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        land_words()
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("TWOPHASE_SPARK_JOBS", str(home / "spark_jobs"))
-            pipeline = words(sinks.Postgres("words", conn_id="dwh", create=True))
-            pipeline.transform = "copying:transform"
-            done = twophase.run(pipeline)
-    finally:
-        over.set()
-        watcher.join()
-
-    assert done is not None
-    assert len(rows(target)) == done.rows
-    assert any("plan.json" in part for part in seen)
-    assert not [part for part in seen if secret in part]
-    told |= {str(path): path.read_bytes() for path in home.rglob("*") if path.is_file()}
-    assert {"plan.json", "spark.log"} <= told.keys()
-    assert not [name for name, content in told.items() if secret.encode() in content]
-    with create_engine(dsn).connect() as connection:
-        record = connection.execute(text("SELECT json_agg(p)::text FROM twophase.pipeline p")).scalar_one()
-        handles = connection.execute(text("SELECT json_agg(p)::text FROM twophase.participant p")).scalar_one()
-    assert secret not in record + handles

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import text
 
 from chaos.holding import let_retention_be_over
 from factories import Row, counted, land_words
 from lake_formats import CATALOG, DeltaFormat, IcebergFormat
 from lake_promises import Format
-from s3_server import BUCKET, CONN_ID, SECRET, S3Server, local
+from s3_server import CONN_ID, SECRET, S3Server, local
 from twophase import Pipeline, audits, committed_files, read_committed, run, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import SinkUnavailable, Swept
@@ -175,50 +170,3 @@ def test_a_store_that_goes_down_while_rows_are_staged_costs_an_attempt_and_no_ro
     assert done is not None
     assert counted(DeltaFormat().content(sink)) == counted(first(rows, 2))
     assert not any(verify(record, words(sink)))
-
-
-def test_a_submission_stages_by_a_secret_that_is_seen_nowhere(
-    home: Path, record: PostgresRecord, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data_path("landing/words").mkdir(parents=True)
-    rows = land_words()
-    (home / "spark_jobs").mkdir()
-    (home / "spark_jobs" / "copying.py").write_text("def transform(words):\n    return words\n")
-    monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(home / "spark_jobs"))
-    sink = delta(f"{S3Server.place()}/words", partition_by=["word"])
-    over = threading.Event()
-    seen: set[str] = set()
-    told: dict[str, bytes] = {}
-
-    def watch() -> None:
-        while not over.wait(0.2):
-            for process in psutil.process_iter(["cmdline"]):
-                seen.update(process.info["cmdline"] or ())
-            for path in (home / "runs").rglob("*.*"):  # gone when all is done
-                with suppress(FileNotFoundError, IsADirectoryError):
-                    told[path.name] = path.read_bytes()
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        done = run(words(sink, transform="copying:transform"))
-    finally:
-        over.set()
-        watcher.join()
-
-    assert done is not None
-    assert counted(DeltaFormat().content(sink)) == counted(rows)
-    assert any("plan.json" in part for part in seen)
-    assert not [part for part in seen if SECRET in part]
-    told |= {str(path): path.read_bytes() for folder in (home, s3.root) for path in folder.rglob("*") if path.is_file()}
-    assert {"plan.json", "spark.log"} <= told.keys()
-    assert not [name for name, content in told.items() if SECRET.encode() in content]
-    with record.engine.connect() as connection:
-        tables = ("pipeline", "participant", "event", "revision")
-        kept = [
-            connection.execute(text(f"SELECT json_agg(t)::text FROM twophase.{name} t")).scalar_one() for name in tables
-        ]
-    assert CONN_ID in kept[0]
-    assert SECRET not in "".join(filter(None, kept))
-    assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
-    assert BUCKET in kept[1]

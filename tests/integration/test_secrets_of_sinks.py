@@ -1,0 +1,116 @@
+"""What sinks stage by is seen nowhere: on no command line, in no plan, log, record or page of Spark's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+from factories import counted, land_words
+from lake_formats import DeltaFormat
+from s3_server import BUCKET, CONN_ID, SECRET, S3Server
+from twophase import Pipeline, sinks, sources
+from twophase.committer.record import PostgresRecord
+from twophase.core.settings import data_path
+from twophase.running import Runner, stager_for
+
+#: Whatever Spark's pages show they show from these events.
+EVENTS = {f"spark.eventLog.{name}": value for name, value in (("enabled", "true"), ("compress", "false"))}
+
+
+class Seen:
+    """What could be seen from outside while something ran."""
+
+    def __init__(self) -> None:
+        self.command_lines: set[str] = set()
+        self.files: dict[str, bytes] = {}
+
+    def look(self, home: Path) -> None:
+        for process in psutil.process_iter(["cmdline"]):
+            self.command_lines.update(process.info["cmdline"] or ())
+        for path in (home / "runs").rglob("*.*"):  # gone when all is done
+            with suppress(FileNotFoundError, IsADirectoryError):
+                self.files[path.name] = path.read_bytes()
+
+
+@contextmanager
+def watching(home: Path) -> Iterator[Seen]:
+    """Look again and again, from another thread."""
+    seen, over = Seen(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            seen.look(home)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_submission_stages_by_credentials_that_are_seen_nowhere(
+    home: Path, record: PostgresRecord, target: Any, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = {SECRET, urlsplit(os.environ["AIRFLOW_CONN_DWH"]).password or ""}
+    (home / "spark_jobs").mkdir()
+    (home / "spark_jobs" / "copying.py").write_text("def transform(words):\n    return words\n")
+    monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(home / "spark_jobs"))
+    events = home / "events"
+    events.mkdir()
+    data_path("landing/words").mkdir(parents=True)
+    rows = land_words()
+    lake = sinks.Delta(f"{S3Server.place()}/words", conn_id=CONN_ID, partition_by=["word"])
+    pipeline = Pipeline(
+        "words",
+        reads={"words": sources.Files("landing/words", "json")},
+        transform="copying:transform",
+        writes={"lake": lake, "dwh": sinks.Postgres("words", conn_id="dwh", create=True)},
+    )
+    conf = {**EVENTS, "spark.eventLog.dir": events.as_uri()}
+
+    with watching(home) as seen, Runner(pipeline, stager_for(pipeline, conf=conf), record=record) as runner:
+        done = runner.run()
+
+    assert done is not None
+    assert counted(DeltaFormat().content(lake)) == counted(rows)
+    target.execute("SELECT count(*) FROM public.words")
+    assert target.fetchone() == (len(rows),)
+    files = {**seen.files, **contents(home), **contents(s3.root)}
+    assert {"plan.json", "spark.log"} <= files.keys()
+    assert any("plan.json" in part for part in seen.command_lines)
+    assert any(b"SparkListenerSQLExecutionStart" in content for content in contents(events).values())
+    recorded = dump(record)
+    assert all(name in recorded for name in ("dwh", CONN_ID, BUCKET))
+    for secret in secrets:
+        assert len(secret) > 8
+        assert not [part for part in seen.command_lines if secret in part]
+        assert not [name for name, content in files.items() if secret.encode() in content]
+        assert secret not in recorded
+    assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def dump(record: PostgresRecord) -> str:
+    """Return the record as text."""
+    tables = ("pipeline", "participant", "event", "revision")
+    with record.engine.connect() as connection:
+        found = [
+            connection.execute(text(f"SELECT json_agg(t)::text FROM twophase.{name} t")).scalar_one() for name in tables
+        ]
+    return "".join(filter(None, found))
