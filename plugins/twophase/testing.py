@@ -12,7 +12,8 @@
 The sink has to be in a module that can be imported, for a process of its own builds it again from its declaration: what
 a sink only remembers is gone by then, as after any crash.
 
-Run as a program this module is such a process: it promotes, and dies, stops or fails at the line that it is told.
+Run as a program this module is such a process: it promotes, and dies, stops or loses its connections at the line that
+it is told; where it has none, an error stands for that.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 PIPELINE = "contract"
 _SCHEMA = "id bigint, word string"
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 _POLL = 0.1
 #: One promotion may take fewer lines than that in which they were counted, and come to its end.
 _KILLED = {-signal.SIGKILL, 0}
@@ -221,11 +224,11 @@ class SinkContract:
             assert _same(read(), self.expected(*done)), f"killed at {place}"
 
     def test_a_lost_reply_is_settled_by_the_marker(self, stage: Stage, read: Read) -> None:
-        """An error anywhere inside leaves it promoted or not, and the marker tells which."""
+        """Connections that are cut anywhere inside leave it promoted or not, and the marker tells which."""
         done: list[Staged] = []
         for place in self._places(stage, done):
             staged = stage()
-            Promoting(staged, "raise", place).ended()
+            Promoting(staged, "cut", place).ended()
             found, seen = staged.find(), read()
             assert found in {Outcome.ALREADY_PROMOTED, Outcome.RETRY_LATER}
             done.append(staged)
@@ -400,6 +403,8 @@ class Promoting:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task))
         self._process.stdin.close()
+        self._process.stdin = None
+        self._told: str | None = None
 
     def until_stopped(self) -> None:
         """Wait until it has stopped itself, or has ended before."""
@@ -425,11 +430,14 @@ class Promoting:
 
     def _tell(self) -> dict[str, Any]:
         """Wait for its end, and return what it said before that."""
-        with self._process as process:
-            assert process.stdout is not None
-            told = process.stdout.read() if not process.stdout.closed else ""
-            process.wait(_PATIENCE)
-        found: dict[str, Any] = json.loads(told) if told else {}
+        if self._told is None:
+            try:
+                self._told, _ = self._process.communicate(timeout=_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+                pytest.fail(f"a promotion did not come to its end within {_PATIENCE:g} s")
+        found: dict[str, Any] = json.loads(self._told) if self._told else {}
         return found
 
 
@@ -459,9 +467,22 @@ class Tracer:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            case "raise":
+            case "cut" if not _cut():
                 msg = "the reply was lost, as the contract wants it"
                 raise ConnectionError(msg)
+
+
+def _cut() -> int:
+    """Cut the connections of this process: nothing comes back, though what is sent still arrives. Return how many."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile, or not connected
+            if entry.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                    if connection.getpeername():  # a process that talks to itself does so without a name
+                        connection.shutdown(socket.SHUT_RD)
+                        found += 1
+    return found
 
 
 def _watched(sink: Sink) -> str:
