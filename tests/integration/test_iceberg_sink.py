@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def test_expired_snapshots_take_neither_the_marker_nor_what_was_replaced(sink: I
 
     assert len(table(sink).snapshots()) == 1
     assert FORM.marker(sink) == 3
-    assert [one.promote().outcome for one in (old, new, empty)] == [Outcome.ALREADY_PROMOTED] * 3
+    assert [one.promote().outcome for one in (new, empty)] == [Outcome.ALREADY_PROMOTED] * 2
+    assert old.promote().outcome is Outcome.FAILED  # nothing tells it from another record's, and nothing is changed
     assert sink.stands(old.output)
     assert staged.promote().outcome is Outcome.PROMOTED
     assert counted(FORM.content(sink)) == counted([*rows(1, 3, revision=2), *rows(3)])
@@ -119,6 +121,49 @@ def test_a_promotion_leaves_so_many_snapshots_as_the_table_says(sink: Iceberg) -
     assert left == [1, 2, 3, 3, 3]
     assert counted(FORM.content(sink)) == counted([row for number in range(1, 6) for row in rows(number)])
     assert [one.promote().outcome for one in staged] == [Outcome.ALREADY_PROMOTED] * 5
+
+
+def test_a_limit_of_one_snapshot_keeps_the_one_before_too(sink: Iceberg) -> None:
+    sink = limited("1")
+
+    assert [stage(sink, number).promote().outcome for number in (1, 2, 3)] == [Outcome.PROMOTED] * 3
+    assert len(table(sink).snapshots()) == 2
+
+
+def test_a_snapshot_that_another_writer_expires_meanwhile_does_not_stop_a_promotion(
+    sink: Iceberg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = limited("2")
+    for number in (1, 2):
+        stage(sink, number).promote()
+
+    def expired(commit: Callable[[], object]) -> None:
+        table(sink).maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
+        commit()
+
+    FORM.committing(monkeypatch, expired)
+
+    assert stage(sink, 3).promote().outcome is Outcome.PROMOTED
+    assert counted(FORM.content(sink)) == counted([row for number in (1, 2, 3) for row in rows(number)])
+
+
+def test_a_commit_that_was_sent_twice_on_its_way_is_found_and_can_be_read(
+    sink: Iceberg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a proxy that lost the first reply: the second one says that the commit conflicts, with itself."""
+    stage(sink, 1).promote()
+    commit = SqlCatalog.commit_table
+
+    def sent_twice(catalog: SqlCatalog, *arguments: Any) -> object:
+        commit(catalog, *arguments)
+        return commit(catalog, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", sent_twice)
+        found = stage(sink, 2).promote()
+
+    assert found.outcome is Outcome.ALREADY_PROMOTED
+    assert counted(FORM.content(sink)) == counted([*rows(1), *rows(2)])
 
 
 def test_a_long_history_that_gets_a_limit_goes_by_and_by(sink: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,7 +326,7 @@ class IcebergSnapshot(Table):
 
         with _explained():
             metadata = self.table.metadata
-            transaction = _unchanged(self.table)
+            transaction = _transaction(self.table)
             marked = {change.app: f"{change.seq} {change.note}"}
             if metadata.name_mapping() is None:  # Spark's files have no ids of fields
                 marked[_MAPPING] = metadata.schema().name_mapping.model_dump_json()
@@ -341,7 +341,10 @@ class IcebergSnapshot(Table):
                     producer.append_data_file(self._described(path))
             if too_many := self._too_many():
                 ExpireSnapshots(transaction).by_ids(too_many).commit()
-            transaction.commit_transaction()
+            try:
+                transaction.commit_transaction()
+            except ValueError as error:  # others have expired one of those meanwhile, or the reply is none: look again
+                raise Conflict(_line(error)[:200]) from error
         self.__dict__.pop("_attempts", None)
         self.__dict__.pop("_files", None)
 
@@ -359,7 +362,7 @@ class IcebergSnapshot(Table):
         while found is not None:
             line.append(found.snapshot_id)
             found = there.get(found.parent_snapshot_id or 0)
-        return line[most - 1 :][-_EXPIRED_AT_ONCE:]
+        return line[max(most - 1, 1) :][-_EXPIRED_AT_ONCE:]  # the library never lets go of the current one
 
     def _paths(self, manifest: Manifest) -> list[str]:
         return [f"{manifest.folder}/{file.path}" for file in manifest.files if self.takes(file)]
@@ -383,20 +386,26 @@ class IcebergSnapshot(Table):
             self.storage.sync([path.removeprefix("file://") for path in paths if path.startswith(("file://", "/"))])
 
 
-def _unchanged(table: IcebergTable) -> Transaction:
-    """Open a transaction in which the table looks as it did before.
+def _transaction(table: IcebergTable) -> Transaction:
+    """Open a transaction in which the table looks as it did before, and that removes nothing when it fails.
 
     The library's own applies what was done so far to a deep copy of the metadata, with every snapshot there is, each of
     the 17 times that a commit looks at it. A snapshot and a property do not build on each other, so nobody needs that.
+
+    Its own also removes what it wrote when it is told of a conflict. A commit that was sent twice on its way, because
+    the first reply was lost, conflicts with itself: that would remove what the table now refers to. Better an orphan.
     """
     from pyiceberg.table import Transaction
 
-    class Unchanged(Transaction):
+    class Careful(Transaction):
         @property
         def table_metadata(self) -> TableMetadata:
             return self._table.metadata
 
-    return Unchanged(table)
+        def _register_snapshot_producer(self, producer: object) -> None:
+            """Keep no list of what could be removed."""
+
+    return Careful(table)
 
 
 @contextmanager
