@@ -441,6 +441,16 @@ class Promises:
         assert refused.outcome is Outcome.FAILED
         assert "the record is older than the table" in (refused.reason or "")
 
+    def test_a_later_revision_of_a_newer_record_is_not_taken_for_a_replacement(self, sink: Lake) -> None:
+        """There the first one was aborted, and the second one committed; here the first one has other rows."""
+        stage(sink, 1, 1, revision=2).promote()
+        after_restore = stage(sink, 1, 1, rows(7), token="beef")
+
+        refused = after_restore.promote()
+
+        assert refused.outcome is Outcome.FAILED
+        assert "the record is older than the table" in (refused.reason or "")
+
     # --- schema ------------------------------------------------------------------------------------------------------
 
     def test_a_new_column_is_added_and_older_rows_have_none(self, form: Format, sink: Lake) -> None:

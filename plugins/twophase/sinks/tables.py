@@ -226,12 +226,10 @@ class Promoter:
         for revision, attempt in mine.values():
             if revision == self.key.revision and (summary := self._earlier(attempt)):
                 return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=summary)
-        if any(revision > self.key.revision for revision, _ in mine.values()):
-            return Promotion(Outcome.ALREADY_PROMOTED)  # replaced since
         digests = {self.manifest["digest"], *self.place.earlier}
         prefix = f"{self.key} a"
         if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
-            return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, or another writer rewrote its files since
+            return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, was replaced, or others rewrote its files
         reason = (
             f"the table's marker {self.app} is at {table.marker(self.app)}, expected below {self.seq}, and"
             " the table knows nothing of this revision: the record is older than the table, or another record's"
