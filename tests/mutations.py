@@ -357,7 +357,10 @@ MUTATIONS = (
     Mutation(
         "an unknown outcome counts as promoted",
         "principle 7",
-        (core("_promote_sink", ("promotion.outcome is Outcome.UNKNOWN", "False")),),
+        (
+            core("_promote_sink", ("promotion.outcome is Outcome.UNKNOWN", "False")),
+            core("_promote", ("promotion.outcome in VISIBLE", "promotion.outcome in {*VISIBLE, Outcome.UNKNOWN}")),
+        ),
         PLAIN,
     ),
     Mutation(

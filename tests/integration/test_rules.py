@@ -41,15 +41,23 @@ OTHER = Run("dag", "run_2")
 
 
 class Flaky(Files):
-    """A table that is down for the checkpoints it is told."""
+    """A table that is down, or cannot tell, for the checkpoints it is told."""
 
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(path, **kwargs)
         self.down: set[int] = set()
+        self.silent: set[int] = set()
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        if key.checkpoint_id in self.silent:
+            return Promotion(Outcome.UNKNOWN)
+        return super().find(key, handle, manifest)
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         if key.checkpoint_id in self.down:
             return Promotion(Outcome.RETRY_LATER, "the disk is away")
+        if key.checkpoint_id in self.silent:
+            return Promotion(Outcome.UNKNOWN)
         return super().promote(key, handle, manifest)
 
 
@@ -729,6 +737,19 @@ def test_r13_a_backfill_is_in_a_lane_of_its_own(bench: Bench) -> None:
 
     assert done.state is State.COMMITTED
     assert words() == [(1, "r2a1")]
+
+
+def test_what_no_marker_tells_of_is_not_committed(bench: Bench) -> None:
+    """Unknown is not promoted, however often it is said."""
+    bench.lake.silent.add(1)
+    revision = bench.committing()
+
+    with pytest.raises(PromotionPending, match="lake: unknown"):
+        bench.coordinator.finish(revision.key)
+
+    assert bench.read(revision.key).state is State.COMMITTING
+    bench.lake.silent.clear()
+    assert bench.coordinator.finish(revision.key).state is State.COMMITTED
 
 
 # --- R14: the last step is conditional, and supersedes in one transaction ---------------------------------------------

@@ -45,6 +45,8 @@ T = TypeVar("T")
 #: A sink, and whose turn it keeps: that of all revisions, of the regular lane, or of one checkpoint.
 Queue = tuple[str, str | int]
 
+#: What says that the output is there, by its marker; anything else does not.
+VISIBLE = frozenset({Outcome.PROMOTED, Outcome.ALREADY_PROMOTED})
 #: Seconds to wait before asking a store again that went away: about half a minute in all.
 PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 
@@ -330,14 +332,12 @@ class Coordinator:
                 continue
             hit("promote.before")
             promotion = self._promote_sink(revision, participant)
-            if promotion.outcome in {Outcome.RETRY_LATER, Outcome.FAILED}:
-                behind[queue] = key
-            if promotion.outcome is Outcome.RETRY_LATER:
-                waiting.append(f"{participant.name}: {promotion.reason}")
-            elif promotion.outcome is Outcome.FAILED:
-                failed.append(f"{participant.name}: {promotion.reason}")
-            else:
+            if promotion.outcome in VISIBLE:
                 self._record_promotion(key, participant, promotion)
+                continue
+            behind[queue] = key
+            held_up = failed if promotion.outcome is Outcome.FAILED else waiting
+            held_up.append(f"{participant.name}: {promotion.reason or promotion.outcome}")
         if failed:
             if not self.transact(lambda tx: self._park(tx, key, "; ".join(failed))):
                 return
