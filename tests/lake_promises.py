@@ -451,6 +451,17 @@ class Promises:
         assert refused.outcome is Outcome.FAILED
         assert "the record is older than the table" in (refused.reason or "")
 
+    def test_a_revision_that_the_record_lost_sight_of_is_not_doubled(self, form: Format, sink: Lake) -> None:
+        """Its write had another name then, so nothing says that the next one replaces it."""
+        first = stage(sink, 1)
+        first.promote()
+
+        with pytest.raises(ManifestMismatch, match=f"{first.folder.name} is in the table, of the same checkpoint"):
+            stage(sink, 1, 2, revision=2).check()
+
+        stage(sink, 1, 2, revision=3, older=first).check()
+        assert counted(form.content(sink)) == counted(rows(1))
+
     # --- schema ------------------------------------------------------------------------------------------------------
 
     def test_a_new_column_is_added_and_older_rows_have_none(self, form: Format, sink: Lake) -> None:

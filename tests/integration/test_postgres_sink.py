@@ -276,6 +276,30 @@ def test_a_marker_that_this_record_did_not_vote_for_is_not_its_own(target: Any) 
     assert rows(target) == [(1, "a")]
 
 
+def test_a_revision_is_replaced_by_its_marker_whatever_its_write_was_called(target: Any) -> None:
+    sink = declared()
+    Staged(sink, [(1, "old"), (2, "old")]).promote()
+
+    again = Staged(sink, [(1, "new")], Key("words", 1, 2))
+    again.check()
+
+    assert again.promote() is Outcome.PROMOTED
+    assert rows(target) == [(1, "new")]
+
+
+def test_a_later_revision_that_is_not_in_this_record_is_not_doubled(target: Any) -> None:
+    """A newer record had aborted the first one and committed the second; a restored one begins with the first again."""
+    sink = declared()
+    Staged(sink, [(1, "a")], Key("words", 1, 2)).promote()
+
+    after_restore = Staged(sink, [(1, "b")])
+
+    with pytest.raises(ManifestMismatch, match="has its revision 2 already; it is not in this record"):
+        after_restore.check()
+    assert after_restore.promote() is Outcome.FAILED
+    assert rows(target) == [(1, "a")]
+
+
 def test_a_locked_target_is_asked_again_later(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twophase.sinks.pg.database.LOCK_TIMEOUT", "100ms")
     sink = declared()

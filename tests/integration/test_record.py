@@ -990,6 +990,20 @@ def test_a_moved_path_frees_the_old_one(record: PostgresRecord, place: str) -> N
     assert (owner(record, place), owner(record, f"{place}_moved")) == (second, first)
 
 
+def test_a_write_keeps_its_name_once_there_is_a_checkpoint(record: PostgresRecord, place: str) -> None:
+    """By the name the record knows what is in the table, and what another revision replaces there."""
+    name = fresh()
+    put(record, name, {"lake": place})
+    put(record, name, {"words": place})
+    make(record, name)
+
+    with pytest.raises(ConfigError, match=f"write 'table' goes to {place}, which is that of write 'words'"):
+        put(record, name, {"table": place})
+
+    put(record, name, {"words": place, "table": f"{place}_2"})
+    assert owner(record, f"{place}_2") == name
+
+
 def test_incompatible_changes_are_refused_once_there_is_a_checkpoint(record: PostgresRecord, place: str) -> None:
     name = fresh()
     put(record, name, {"lake": place}, {"a": 1})

@@ -40,7 +40,7 @@ def register(
                 f" {found.next_checkpoint_id - 1}: {'; '.join(problems)}; put it back, or give the pipeline a new name"
             )
             raise ConfigError(msg)
-    _own(connection, name, outputs)
+    _own(connection, name, outputs, begun=found.next_checkpoint_id > 1)
     if found.declaration != declaration:
         connection.execute(update(t.pipeline).where(mine).values(declaration=declaration, updated_at=func.now()))
 
@@ -63,12 +63,22 @@ def _pending(connection: Connection, name: str) -> bool:
     return connection.execute(query.limit(1)).first() is not None
 
 
-def _own(connection: Connection, name: str, outputs: Mapping[str, str]) -> None:
-    """Claim each output's location; one inside another would be read as part of it, so that is refused too."""
+def _own(connection: Connection, name: str, outputs: Mapping[str, str], *, begun: bool) -> None:
+    """Claim each output's location; one inside another would be read as part of it, so that is refused too.
+
+    What is in a table is known by the name of its write: under another one nothing there could be replaced or read.
+    """
     o = t.output.c
-    mine = connection.execute(select(o.sink, o.location).where(o.pipeline == name))
-    if {row.sink: row.location for row in mine} == outputs:
+    mine = {row.location: row.sink for row in connection.execute(select(t.output).where(o.pipeline == name))}
+    if {sink: location for location, sink in mine.items()} == outputs:
         return
+    for sink, location in outputs.items():
+        if begun and mine.get(location, sink) != sink:
+            msg = (
+                f"pipeline {name!r}: write {sink!r} goes to {location}, which is that of write {mine[location]!r}: its"
+                " checkpoints are known by that name; put it back"
+            )
+            raise ConfigError(msg)
     connection.execute(select(func.pg_advisory_xact_lock(LOCK)))  # two at once must not overlook each other
     connection.execute(delete(t.output).where(o.pipeline == name))
     for sink, location in outputs.items():

@@ -271,9 +271,27 @@ class Lake(Sink):
         older = place.older()
         if problem is None and older is not None and (lost := missing(table, older)):
             problem = f"file {lost[0]} of {older.key}, which it replaces, was rewritten or removed by another writer"
+        if problem is None and key.revision > 1:  # before the first one nobody was, or the marker tells
+            problem = self._staying(table, key, older)
         if problem:
             msg = f"checkpoint {key}: {self._who}: {problem}"
             raise ManifestMismatch(msg)
+
+    def _staying(self, table: Table, key: Key, older: Manifest | None) -> str | None:
+        """Say what another revision of the checkpoint has in the table and would keep: rows would be there twice.
+
+        The record lost sight of it: its write had another name or place then, or the record is older than the table.
+        """
+        for match in filter(None, map(ATTEMPT.fullmatch, table.standing())):
+            name, number, revision, attempt = match[0], *map(int, match.groups())
+            if number != key.checkpoint_id or revision == key.revision or (older and older.folder == name):
+                continue
+            before = Place(key._replace(revision=revision), {"home": self._home, "name": name}, self.storage)
+            with suppress(FileNotFoundError):
+                if Manifest.loads(self.storage.read(before.manifest(attempt))).key.pipeline != key.pipeline:
+                    continue  # somebody's who had the table before
+            return f"{before.staged} is in the table, of the same checkpoint, and in this record it is not replaced"
+        return None
 
     # --- promote -----------------------------------------------------------------------------------------------------
 

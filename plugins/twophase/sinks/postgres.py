@@ -296,7 +296,11 @@ class Postgres(Sink):
             found = staging.look(cursor, table)
             promoter = self._promoter(key, handle, manifest)
             marker = promoter.marker(cursor)
+            later = promoter.later(cursor)
             forgotten = promoter.has_no_place(cursor)
+        if marker is None and later:
+            msg = f"checkpoint {key}: {later}"
+            raise ManifestMismatch(msg)
         if forgotten:
             msg = f"checkpoint {key}: {forgotten}; a longer history= keeps more from now on"
             raise ConfigError(msg)

@@ -192,6 +192,8 @@ class Promoter:
         return int(cursor.rowcount) == 1
 
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        if later := self.later(cursor):
+            raise Refused(later)
         columns = staging.columns_of(cursor, self.staged) or {}
         columns.pop(CHECKPOINT, None)
         columns.pop(CHANGE, None)
@@ -217,7 +219,7 @@ class Promoter:
                 return  # a replay: what came later has the table
             cursor.execute(sql.SQL("DELETE FROM {}").format(self.target.sql))
         else:
-            if self.handle.get("replaces") is not None:
+            if self._older(cursor) is not None:  # by its marker: its write may have had another name then
                 taken_out = sql.SQL("DELETE FROM {} WHERE {} = %s").format(self.target.sql, sql.Identifier(CHECKPOINT))
                 cursor.execute(taken_out, (self.key.checkpoint_id,))
             names.append(sql.Identifier(CHECKPOINT))
@@ -288,6 +290,14 @@ class Promoter:
             f"what checkpoint {found} overwrote in {self.target} is not kept, so nothing that comes before it can be"
             " changed any more"
         )
+
+    def later(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
+        """Say that a later revision of the checkpoint is in the target though this one never was: another record's."""
+        query = "SELECT max(revision) FROM {markers} WHERE checkpoint_id = {checkpoint} AND revision > {revision}"
+        ((found,),) = self._ask(cursor, query, checkpoint=self.key.checkpoint_id)
+        if found is None:
+            return None
+        return f"table {self.target} has its revision {found} already; it is not in this record"
 
     def _older(self, cursor: Any) -> list[str] | None:  # noqa: ANN401 - a cursor
         """Return the columns of the revision that is replaced; None: there is none."""
