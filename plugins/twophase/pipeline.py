@@ -188,9 +188,10 @@ class Pipeline:
         """Say in words what of this declaration cannot follow an older one, once there are checkpoints."""
         new = self.declaration()
         problems = []
-        for what, fixed in (
-            ("reads", ("class", "format")),
-            ("writes", ("class", "format", "partition_by", "slot_folder")),
+        place = ("path", "table", "catalog", "committer", "idempotent")
+        for what, fixed, while_pending in (
+            ("reads", ("class", "format"), place),
+            ("writes", ("class", "format", "partition_by", "slot_folder"), (*place, "mode", "key", "attach")),
         ):
             one = what[:-1]
             for name, before in old[what].items():
@@ -199,7 +200,7 @@ class Pipeline:
                     why = "its input would be read again" if what == "reads" else "a checkpoint is pending in it"
                     problems.append(f"{one} {name!r} is gone ({why})")
                 elif after is not None:
-                    moved = ("path", "table", "catalog", "committer", "idempotent") if pending else ()
+                    moved = while_pending if pending else ()
                     problems += [
                         f"{one} {name!r}: {part} was {before.get(part)!r} and is now {after.get(part)!r}"
                         + (" while a checkpoint is pending" if part in moved else "")

@@ -276,6 +276,18 @@ def test_what_cannot_follow_an_older_declaration_is_said_in_words(
     assert new.changes(old, pending=True) == [problem.replace("@", f"{tmp_path}/data") for problem in pending]
 
 
+def test_what_is_staged_for_one_mode_is_not_promoted_in_another() -> None:
+    """Staged in the place of the whole table, and applied by key, rows would stay that are gone."""
+    old = declare(writes={"dwh": sinks.Postgres("words", conn_id="dwh", mode="replace")}).declaration()
+    new = declare(writes={"dwh": sinks.Postgres("words", conn_id="dwh", mode="upsert", key=["id"])})
+
+    assert new.changes(old, pending=False) == []
+    assert new.changes(old, pending=True) == [
+        "write 'dwh': mode was 'replace' and is now 'upsert' while a checkpoint is pending",
+        "write 'dwh': key was [] and is now ['id'] while a checkpoint is pending",
+    ]
+
+
 def test_another_class_under_an_old_name_is_refused() -> None:
     old = declare().declaration()
     old["writes"]["lake"]["class"] = "elsewhere:Sink"
