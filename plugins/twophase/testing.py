@@ -178,6 +178,32 @@ class SinkContract:
         assert staged.find() is Outcome.ALREADY_PROMOTED
         assert not list(again(stage.sink).verify(staged.output))
 
+    def test_an_output_without_rows_is_promoted_too(self, stage: Stage, read: Read) -> None:
+        """There is a marker to be set, though nothing to be seen: nobody waits for it for ever."""
+        first = stage()
+        first.promote()
+        empty = stage(rows=0)
+
+        assert empty.promote() in _DONE
+        assert [empty.find(), empty.promote()] == [Outcome.ALREADY_PROMOTED] * 2
+        assert _same(read(), self.expected(first, empty))
+
+    def test_the_attempt_that_was_voted_for_is_promoted_and_no_other(self, stage: Stage, read: Read) -> None:
+        """Whichever of them came last: others may have been left by a zombie."""
+        first = stage()
+        second = stage.attempt(first.key, 2, rows=2)
+        third = stage()
+        stage.attempt(third.key, 2, rows=2)
+
+        assert [second.promote(), third.promote()] == [Outcome.PROMOTED] * 2
+        assert _same(read(), self.expected(second, third))
+
+    def test_verify_tells_of_what_is_not_there(self, stage: Stage) -> None:
+        """Otherwise its silence says nothing."""
+        staged = stage()
+
+        assert list(again(stage.sink).verify(staged.output))
+
     # --- again -------------------------------------------------------------------------------------------------------
 
     def test_a_repeated_promotion_changes_nothing(self, stage: Stage, read: Read) -> None:
@@ -286,6 +312,22 @@ class SinkContract:
 
         assert _same(read(), self.expected(other, second))
 
+    def test_a_replacement_that_is_killed_anywhere_shows_one_revision_whole(self, stage: Stage, read: Read) -> None:
+        """The older or the newer, never both, none, or a part; the next promotion finishes it."""
+        self._skip_unless_replaceable(stage.sink)
+        done: list[Staged] = []
+        for place in self._places(stage, done, replacing=True)[::2]:
+            first = stage()
+            first.promote()
+            second = stage(of=first, rows=2)
+            assert Promoting(second, "kill", place).ended() in _KILLED
+            seen = read()
+            old, new = self.expected(*done, first), self.expected(*done, second)
+            assert _same(seen, old) or _same(seen, new), f"killed at {place}"
+            done.append(second)
+            assert second.finish() in _DONE
+            assert _same(read(), new), f"killed at {place}"
+
     def test_a_late_promoter_does_not_bring_back_what_was_replaced(self, stage: Stage, read: Read) -> None:
         """However long it slept, and wherever."""
         self._skip_unless_replaceable(stage.sink)
@@ -325,6 +367,41 @@ class SinkContract:
         assert other.promote() is Outcome.PROMOTED
         assert _same(read(), other.rows)
 
+    def test_discarding_a_revision_leaves_the_others(self, stage: Stage, read: Read) -> None:
+        """What is promoted, of the same checkpoint too, and what the next revision has staged meanwhile."""
+        promoted = stage()
+        promoted.promote()
+        if not stage.sink.objection(latest=True):
+            replacement = stage(of=promoted, rows=2)
+            again(stage.sink).discard(replacement.key, replacement.handle)
+        aborted = stage()
+        following = stage.attempt(aborted.key._replace(revision=2), 1)
+
+        again(stage.sink).discard(aborted.key, aborted.handle)
+
+        assert (_same(read(), promoted.rows), promoted.find()) == (True, Outcome.ALREADY_PROMOTED)
+        assert following.promote() is Outcome.PROMOTED
+        assert _same(read(), self.expected(promoted, following))
+
+    def test_what_is_swept_is_one_attempt(self, stage: Stage, read: Read) -> None:
+        """Not another one that may still be promoted, and nothing that is."""
+        first = stage()
+        second = stage.attempt(first.key, 2)
+        self._sweep(first)
+
+        assert (first.find(), second.promote()) == (Outcome.FAILED, Outcome.PROMOTED)
+        if stage.sink.copies:
+            self._sweep(second)
+        assert _same(read(), second.rows)
+
+    def _sweep(self, staged: Staged) -> None:
+        """Remove what an attempt left, as the sweeper does."""
+        mine = (staged.key.checkpoint_id, staged.key.revision, staged.attempt)
+        sink = again(staged.sink)
+        for left in list(sink.attempts()):
+            if left[:3] == mine:
+                sink.remove(left)
+
     # --- what is expected --------------------------------------------------------------------------------------------
 
     def expected(self, *promoted: Staged) -> Rows:
@@ -335,14 +412,16 @@ class SinkContract:
         if why := sink.objection(latest=True):
             pytest.skip(f"it does not replace: {why}")
 
-    def _places(self, stage: Stage, done: list[Staged]) -> Sequence[int]:
+    def _places(self, stage: Stage, done: list[Staged], *, replacing: bool = False) -> Sequence[int]:
         """Promote to see how many lines that takes; return some of them, the first and the last among these.
 
         The second one counts: the first may have to make the table.
         """
-        first, second = stage(), stage()
-        count = [Promoting(staged, "count", 0).count() for staged in (first, second)][-1]
-        done += [first, second]
+        first = stage()
+        first.promote()
+        second = stage(of=first) if replacing else stage()
+        count = Promoting(second, "count", 0).count()
+        done += [second] if replacing else [first, second]
         step = max(count / self.places, 1.0)
         return sorted({min(count, 1 + round(number * step)) for number in range(self.places)} | {count})
 

@@ -63,6 +63,15 @@ WRONG = {
     "OneRowAfterTheOther": "test_a_promotion_that_is_killed_anywhere_is_finished_by_the_next",
     "NeverTakingOut": "test_a_replacement_takes_the_place_of_the_older_revision",
     "NeverDiscarding": "test_what_is_discarded_is_gone_and_cannot_be_promoted",
+    "EmptyIsNothing": "test_an_output_without_rows_is_promoted_too",
+    "EveryAttempt": "test_the_attempt_that_was_voted_for_is_promoted_and_no_other",
+    "SilentVerify": "test_verify_tells_of_what_is_not_there",
+    "LastMarkerOnly": "test_a_promotion_is_repeated_harmlessly_after_later_ones",
+    "ReplacingInTwoSteps": "test_a_replacement_that_is_killed_anywhere_shows_one_revision_whole",
+    "BringingBack": "test_a_late_promoter_does_not_bring_back_what_was_replaced",
+    "DiscardingTheCheckpoint": "test_discarding_a_revision_leaves_the_others",
+    "DiscardingEveryRevision": "test_discarding_a_revision_leaves_the_others",
+    "SweepingEveryAttempt": "test_what_is_swept_is_one_attempt",
 }
 #: The same cases, kept by the sink that the wrong ones are made of.
 RIGHT = "Applying"

@@ -18,7 +18,8 @@ class Applying(SQLite):  # type: ignore[misc]
         try:
             with sqlite3.connect(self.path, timeout=2) as db:
                 db.execute("BEGIN IMMEDIATE")
-                if self.is_marked(db, key) or db.execute(COUNT, (handle["place"],)).fetchone() == (0,):
+                there = db.execute(COUNT, (handle["place"],)).fetchone() == (manifest["rows"],)
+                if self.is_marked(db, key) or not there:
                     return self.find(key, handle, manifest)  # type: ignore[no-any-return]
                 self.apply(db, key, handle)
             self.after(key)
@@ -151,3 +152,73 @@ class NeverDiscarding(Applying):
 
     def discard(self, key: Key, handle: Any) -> None:
         """Keep it."""
+
+
+class EmptyIsNothing(Applying):
+    """Takes an output without rows for one that is not there yet."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        return super().promote(key, handle, manifest) if manifest["rows"] else Promotion(Outcome.RETRY_LATER)
+
+
+class EveryAttempt(Applying):
+    """Promotes whatever was staged for the revision."""
+
+    def apply(self, db: Any, key: Key, handle: Any) -> None:
+        self.mark(db, key)
+        self.take_out(db, key)
+        place = f"{key.checkpoint_id}.{key.revision}.%"
+        db.execute("INSERT INTO words SELECT id, word, ? FROM staged WHERE place LIKE ?", (key[1], place))
+
+
+class SilentVerify(Applying):
+    """Finds everything well."""
+
+    def verify(self, output: Any) -> Any:
+        return iter(())
+
+
+class LastMarkerOnly(Appending):
+    """Knows what it promoted last."""
+
+    def mark(self, db: Any, key: Key) -> None:
+        db.execute("DELETE FROM marker")
+        super().mark(db, key)
+
+
+class ReplacingInTwoSteps(Applying):
+    """Takes the older revision out before it puts the newer one in."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        if key.revision > 1 and not self._run([MARKER, *key[1:]]):
+            self._run(["DELETE FROM words WHERE checkpoint = ?", key.checkpoint_id])
+        return super().promote(key, handle, manifest)
+
+
+class BringingBack(Applying):
+    """Looks at the marker, and puts its revision in the place of whatever is there by then."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        return LookingBeforehand.promote(self, key, handle, manifest)
+
+
+class DiscardingTheCheckpoint(Applying):
+    """Discards what is promoted, too."""
+
+    def discard(self, key: Key, handle: Any) -> None:
+        super().discard(key, handle)
+        self._run(["DELETE FROM words WHERE checkpoint = ?", key.checkpoint_id])
+
+
+class DiscardingEveryRevision(Applying):
+    """Discards what a later revision has staged, too."""
+
+    def discard(self, key: Key, handle: Any) -> None:
+        self._run(["DELETE FROM staged WHERE place LIKE ?", f"{key.checkpoint_id}.%"])
+
+
+class SweepingEveryAttempt(Applying):
+    """Removes what the other attempts of a revision staged, too."""
+
+    def remove(self, left: Any) -> None:
+        self._run(["DELETE FROM staged WHERE place LIKE ?", f"{left.checkpoint_id}.{left.revision}.%"])
