@@ -137,6 +137,7 @@ def staged_output(
     handle = bench.sink.place(key, attempt, "7c1e")
     stage_rows(bench.sink, handle, f"part-r1-a{attempt}", rows, files)
     manifest = bench.sink.seal(key, attempt, "out", handle, SCHEMA)
+    handle = {**handle, "earlier": list(earlier)}
     bench.sink.check(key, handle, manifest)
-    decided = {"commit_seq": checkpoint_id, "timestamp": "2026-11-15T00:00:00+00:00", "earlier": list(earlier)}
+    decided = {"commit_seq": checkpoint_id, "timestamp": "2026-11-15T00:00:00+00:00"}
     return Output(key, attempt, {**handle, **decided}, manifest)

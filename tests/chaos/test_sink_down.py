@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,3 +83,22 @@ def test_a_sink_that_is_down_delays_only_itself_and_is_finished_by_recover(kinds
         assert counted(sinking.held(kind)) == counted(sinking.expected(kind, rows)), kind
     assert not any(one["pending"] for one in listed("show", "words", "2")["participants"])
     assert twophase("verify", "words").exit_code == 0
+
+
+def test_a_connection_that_is_not_defined_here_delays_only_its_own_sink(
+    target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = "postgres+files"
+    rows = land_words(files=2)
+    decide(kinds)
+    connection = os.environ["AIRFLOW_CONN_DWH"]
+    monkeypatch.delenv("AIRFLOW_CONN_DWH")
+
+    assert twophase("recover", "words", "--wait").exit_code == 0
+
+    assert counted(sinking.held("files")) == counted(rows)
+    assert "pending: connection dwh: not found" in twophase("show", "words", "1").stdout
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", connection)
+    assert twophase("recover", "words", "--wait").exit_code == 0
+    assert counted(sinking.held("postgres")) == counted(rows)
+    assert listed("show", "words", "1")["state"] == "COMMITTED"

@@ -13,7 +13,7 @@ from factories import PreStaged
 from twophase import committers
 from twophase.committers import CheckpointCommitter
 from twophase.core.checkpoint import Output, Run
-from twophase.core.errors import ConfigError, Parked
+from twophase.core.errors import ConfigError, ManifestMismatch, Parked
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.recovery import recover
 from twophase.core.states import State
@@ -88,6 +88,17 @@ def test_what_was_lost_and_came_back_is_not_sent_beside_what_was_staged_again(be
 
     assert late == Promotion(Outcome.RETRY_LATER, "it was staged again, and another attempt has begun to send since")
     assert [row for _, row in bench.sent()] == [0, 2, 1, 3]
+
+
+def test_what_a_record_from_an_older_backup_takes_for_new_was_sent_and_is_not_voted_for(bench: Bench) -> None:
+    """Its rows may be others than those that were sent under the same numbers."""
+    bench.sink.prepare()
+    sent = staged_output(bench, 2)
+    assert bench.sink.promote(sent.key, sent.handle, sent.manifest).outcome is Outcome.PROMOTED
+
+    with pytest.raises(ManifestMismatch, match="rows of it were sent already, says committers"):
+        staged_output(bench, 2, attempt=2)
+    staged_output(bench, 3)
 
 
 def test_an_older_checkpoint_that_was_decided_later_is_sent_too(bench: Bench, committer: CheckpointCommitter) -> None:

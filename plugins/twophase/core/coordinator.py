@@ -29,6 +29,7 @@ from typing import TypeVar
 
 from twophase.core.checkpoint import InputFile, Json, Key, Output, Participant, Revision, Run
 from twophase.core.errors import (
+    ConfigError,
     Fenced,
     IllegalTransition,
     Parked,
@@ -366,7 +367,10 @@ class Coordinator:
         if not participant.vote:
             return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is not voted for yet")
         handle = _decided(revision, participant)
-        promotion = self.sinks[participant.name].promote(revision.key, handle, participant.manifest)
+        try:
+            promotion = self.sinks[participant.name].promote(revision.key, handle, participant.manifest)
+        except ConfigError as error:  # a connection that is not defined here, for one
+            return Promotion(Outcome.RETRY_LATER, str(error))
         return self.find(revision, participant) if promotion.outcome is Outcome.UNKNOWN else promotion
 
     def find(self, revision: Revision, participant: Participant) -> Promotion:
@@ -374,7 +378,10 @@ class Coordinator:
         if not participant.vote:
             return Promotion(Outcome.FAILED, f"attempt {participant.attempt} was never voted for")
         handle = _decided(revision, participant)
-        return self.sinks[participant.name].find(revision.key, handle, participant.manifest)
+        try:
+            return self.sinks[participant.name].find(revision.key, handle, participant.manifest)
+        except ConfigError as error:
+            return Promotion(Outcome.RETRY_LATER, str(error))
 
     def _record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
         """Add the sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""

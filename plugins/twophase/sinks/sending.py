@@ -132,6 +132,11 @@ class Delivery:
         """Return the attempts before this one, if any of them was voted for."""
         return range(1, self.attempt if self.place.earlier else 1)
 
+    def begun_elsewhere(self) -> bool:
+        """Say whether somebody has begun to send the revision though nobody has voted for it: another record (R17)."""
+        with self.committer:
+            return not self.place.earlier and self._is_committed(BEGUN)
+
     def _lost(self) -> Promotion | None:
         """Say why it cannot be sent, by anybody; None: it can."""
         if not self.place.reachable:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.declared import import_path
-from twophase.core.errors import ConfigError, SinkUnavailable
+from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.committers import CheckpointCommitter, Mark, declared
@@ -247,8 +247,19 @@ class WriteAhead(Sink):
             raise ConfigError(msg)
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote."""
+        """Compare the staged folder with its manifest before the vote, and see that nothing of it was sent."""
         self._log.check(key, handle, manifest)
+        try:
+            begun = self._delivery(key, handle, manifest).begun_elsewhere()
+        except SinkUnavailable as error:
+            log.warning("%s; rows are staged, and sent once it is back", error)
+            return
+        if begun:
+            msg = (
+                f"checkpoint {key}: rows of it were sent already, says {self.committer.which}, and this record does not"
+                " know of it; was it restored from an older one? Give the pipeline a new name"
+            )
+            raise ManifestMismatch(msg)
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
         """Return what an attempt staged, for audits."""
