@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
-from twophase.sinks import adopting, statistics, types
+from twophase.sinks import adopting, delta_types, statistics, types
 from twophase.sinks.lake import Lake
 from twophase.sinks.relations import partition_values
 from twophase.sinks.storage import THREADS, Storage
@@ -45,7 +45,6 @@ _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generate
 #: What a column's metadata may not say: rows would have to be looked at, or made.
 _COLUMN_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 _DECORATION = re.compile(r"\x1b\[\d*m|↳")
-_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 
 
 class Delta(Lake):
@@ -125,7 +124,7 @@ class Delta(Lake):
         return f"twophase/{key.pipeline}"
 
     def _kind(self, kind: types.Kind) -> object:
-        return _delta_type(kind)
+        return delta_types.type_of(kind)
 
     def _handle(self) -> dict[str, Any]:
         return {"table": self.location()}
@@ -155,7 +154,7 @@ class Delta(Lake):
             with _explained():
                 DeltaTable.create(
                     handle["table"],
-                    _delta_schema(schema),
+                    delta_types.schema_of(schema),
                     mode="error",
                     partition_by=self.partition_by,
                     configuration={**_PROPERTIES, **self.properties},
@@ -255,7 +254,9 @@ class DeltaLog(Table):
         from deltalake import Field
 
         there = {name for name, _ in self.schema()}
-        new = [Field.from_json(json.dumps(_field(column))) for column in schema if column.name not in there]
+        new = [
+            Field.from_json(json.dumps(delta_types.field_of(column))) for column in schema if column.name not in there
+        ]
         if new:
             with _explained():
                 self.table.alter.add_columns(new)
@@ -378,33 +379,3 @@ def _cannot(properties: Mapping[str, str]) -> str | None:
         if rule or str(value).lower() != refused.get(name, str(value).lower()):
             return f"property {name}={value} cannot be honoured here; drop it or use another table"
     return None
-
-
-def _delta_schema(schema: Schema) -> Any:  # noqa: ANN401 - a schema of deltalake's
-    from deltalake import Schema as DeltaSchema
-
-    return DeltaSchema.from_json(json.dumps({"type": "struct", "fields": [_field(column) for column in schema]}))
-
-
-def _field(column: Column) -> dict[str, Any]:
-    return {"name": column.name, "type": _delta_type(types.parse(column.type)), "nullable": True, "metadata": {}}
-
-
-def _delta_type(kind: types.Kind) -> str | dict[str, Any]:
-    """Write a type as Delta's JSON has it."""
-    parts = dict(kind.parts)
-    match kind.name:
-        case "array":
-            return {"type": "array", "elementType": _delta_type(parts["element"]), "containsNull": True}
-        case "map":
-            key, value = _delta_type(parts["key"]), _delta_type(parts["value"])
-            return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
-        case "struct":
-            fields = [
-                {"name": name, "type": _delta_type(part), "nullable": True, "metadata": {}} for name, part in kind.parts
-            ]
-            return {"type": "struct", "fields": fields}
-        case "decimal":
-            return f"decimal({','.join(map(str, kind.numbers))})"
-        case name:
-            return _NAMES.get(name, name)

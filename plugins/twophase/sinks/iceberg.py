@@ -9,22 +9,16 @@ snapshot, and stays when snapshots expire. The files are beside the table's fold
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from twophase.core import connections
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
-from twophase.core.settings import data_path
-from twophase.sinks import types
+from twophase.sinks import catalogs, iceberg_types, types
 from twophase.sinks.lake import Lake
 from twophase.sinks.storage import Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
@@ -53,17 +47,8 @@ _PROPERTIES = {
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 _MERGE = "commit.manifest-merge.enabled"
 _MAPPING = "schema.name-mapping.default"
-#: Properties that no declaration may have: they would be in the record for everybody to read.
-_SECRET = re.compile(r"secret|token|password|credential|access-key", re.IGNORECASE)
-_SQLITE = "sqlite:///"
 #: In a newer one rows have ids.
 _VERSIONS = ("1", "2")
-#: The name of an Iceberg type for each of Spark's; there is none for the smallest numbers.
-_NAMES = {
-    "boolean": "boolean", "int": "int", "bigint": "long", "float": "float", "double": "double", "string": "string",
-    "binary": "binary", "date": "date", "timestamp": "timestamptz", "timestamp_ntz": "timestamp",
-}  # fmt: skip
-_FROM = {iceberg: spark for spark, iceberg in _NAMES.items()}
 
 
 class Iceberg(Lake):
@@ -88,15 +73,12 @@ class Iceberg(Lake):
         connection `conn_id`.
         """
         self.table = table
-        self.catalog = catalog if isinstance(catalog, str) else dict(catalog)
+        self.catalog = catalogs.declared(self._who, table, catalog)
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
         super().__init__(path, conn_id, partition_by, options)
         self._check_names()
 
     def _check_names(self) -> None:
-        if not re.fullmatch(r"\w+(\.\w+)+", self.table):
-            msg = f"{self._who}: expected namespace.table"
-            raise ConfigError(msg)
         if set("#?%") & set(self.location()):
             msg = f"{self._who}: path {self.location()!r}: it cannot have #, ? or % in it"
             raise ConfigError(msg)
@@ -106,15 +88,6 @@ class Iceberg(Lake):
         if why := _no_number(self.properties):
             msg = f"{self._who}: {why}"
             raise ConfigError(msg)
-        if isinstance(self.catalog, str):
-            return
-        for name, value in self.catalog.items():
-            if _SECRET.search(name) or urlsplit(str(value)).password:
-                msg = f"{self._who}: catalog property {name!r} is a secret; give the catalog as a connection's id"
-                raise ConfigError(msg)
-        uri = self.catalog.get("uri", "")
-        if uri.startswith(_SQLITE):
-            self.catalog["uri"] = f"{_SQLITE}{data_path(uri.removeprefix(_SQLITE))}"
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal one."""
@@ -162,25 +135,7 @@ class Iceberg(Lake):
     @cached_property
     def client(self) -> Catalog:
         """Return the catalog; it connects when it is first asked."""
-        from pyiceberg.catalog import load_catalog
-
-        found = self._connected() if isinstance(self.catalog, str) else dict(self.catalog)
-        if str(found.get("uri", "")).startswith(_SQLITE):
-            Path(found["uri"].removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True)
-        return load_catalog(found.pop("name", "default"), **found, **self.storage.for_iceberg())
-
-    def _connected(self) -> dict[str, str]:
-        """Return the catalog's properties from its connection; only whoever promotes needs them."""
-        found = connections.required(str(self.catalog))
-        extra = {name: str(value) for name, value in found.extra.items()}
-        if found.conn_type == "postgres":
-            own = {name: extra.pop(name) for name in list(extra) if name in {"name", "warehouse"}}
-            return {"type": "sql", "uri": replace(found, extra=extra).url(), **own}
-        if found.conn_type == "iceberg":
-            credential = {"credential": f"{found.login}:{found.password}"} if found.login else {}
-            return {"type": "rest", "uri": found.host or "", **credential, **extra}
-        msg = f"{self._who}: connection {self.catalog!r}: expected type postgres or iceberg, found {found.conn_type!r}"
-        raise ConfigError(msg)
+        return catalogs.client(self._who, self.catalog, self.storage)
 
     def _handle(self) -> dict[str, Any]:
         return {"table": self.table, "home": self._home}
@@ -207,13 +162,13 @@ class Iceberg(Lake):
 
         with _explained():
             self.client.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-            made = _iceberg_schema(schema)
+            made = iceberg_types.schema_of(schema)
             try:
                 self.client.create_table(
                     handle["table"],
                     made,
                     location=self.storage.url(handle["home"].removesuffix(".twophase")),
-                    partition_spec=_spec(made, self.partition_by),
+                    partition_spec=iceberg_types.spec_of(made, self.partition_by),
                     properties={**_PROPERTIES, **self.properties},
                 )
             except TableAlreadyExistsError as error:
@@ -222,7 +177,7 @@ class Iceberg(Lake):
     # --- stage -------------------------------------------------------------------------------------------------------
 
     def _kind(self, kind: types.Kind) -> object:
-        return _iceberg_type(kind, count())
+        return iceberg_types.type_of(kind, count())
 
 
 class IcebergSnapshot(Table):
@@ -247,7 +202,7 @@ class IcebergSnapshot(Table):
 
     def schema(self) -> Schema:
         """Return the table's columns, with Spark's types."""
-        return tuple(Column(field.name, simple(field.field_type)) for field in self.table.schema().fields)
+        return tuple(Column(field.name, iceberg_types.simple(field.field_type)) for field in self.table.schema().fields)
 
     def takes(self, file: StagedFile) -> bool:
         """Leave out files without rows: they would have no value to be partitioned by."""
@@ -314,7 +269,7 @@ class IcebergSnapshot(Table):
         if new:
             with _explained(), self.table.update_schema() as update:
                 for column in new:
-                    update.add_column(column.name, _iceberg_type(types.parse(column.type), count(1)))
+                    update.add_column(column.name, iceberg_types.type_of(types.parse(column.type), count(1)))
         return bool(new)
 
     def commit(self, change: Change) -> None:
@@ -436,81 +391,3 @@ def _no_number(properties: Mapping[str, str]) -> str | None:
     """Say why a table's limit of snapshots is none."""
     found = properties.get(_MOST, "0")
     return None if found.isascii() and found.isdigit() else f"property {_MOST}: expected a number, found {found!r}"
-
-
-def _iceberg_schema(schema: Schema) -> Any:  # noqa: ANN401 - a schema of pyiceberg's
-    from pyiceberg.schema import Schema as IcebergSchema
-    from pyiceberg.types import NestedField
-
-    ids = count(1)
-    fields = [
-        NestedField(next(ids), column.name, _iceberg_type(types.parse(column.type), ids), required=False)
-        for column in schema
-    ]
-    return IcebergSchema(*fields)
-
-
-def _spec(schema: Any, partition_by: list[str]) -> Any:  # noqa: ANN401 - pyiceberg's
-    from pyiceberg.partitioning import PartitionField, PartitionSpec
-    from pyiceberg.transforms import IdentityTransform
-
-    fields = [
-        PartitionField(
-            source_id=schema.find_field(name).field_id, field_id=1000 + number, transform=IdentityTransform(), name=name
-        )
-        for number, name in enumerate(partition_by)
-    ]
-    return PartitionSpec(*fields)
-
-
-def _iceberg_type(kind: types.Kind, ids: Iterator[int]) -> Any:  # noqa: ANN401 - a type of pyiceberg's
-    """Make a type of Iceberg's; the ids are only told apart, a catalog gives its own."""
-    from pyiceberg import types as iceberg
-
-    parts = dict(kind.parts)
-    match kind.name:
-        case "array":
-            return iceberg.ListType(next(ids), _iceberg_type(parts["element"], ids), element_required=False)
-        case "map":
-            key, value = next(ids), next(ids)
-            of = (_iceberg_type(parts["key"], ids), _iceberg_type(parts["value"], ids))
-            return iceberg.MapType(key, of[0], value, of[1], value_required=False)
-        case "struct":
-            fields = [
-                iceberg.NestedField(next(ids), name, _iceberg_type(part, ids), required=False)
-                for name, part in kind.parts
-            ]
-            return iceberg.StructType(*fields)
-        case "decimal":
-            return iceberg.DecimalType(*kind.numbers)
-        case name if name in _NAMES:
-            return _primitive(_NAMES[name])
-        case name:
-            msg = f"type {name}"
-            raise ValueError(msg)
-
-
-def _primitive(name: str) -> Any:  # noqa: ANN401 - a type of pyiceberg's
-    from pyiceberg import types as iceberg
-
-    return {
-        "boolean": iceberg.BooleanType, "int": iceberg.IntegerType, "long": iceberg.LongType,
-        "float": iceberg.FloatType, "double": iceberg.DoubleType, "string": iceberg.StringType,
-        "binary": iceberg.BinaryType, "date": iceberg.DateType, "timestamptz": iceberg.TimestamptzType,
-        "timestamp": iceberg.TimestampType,
-    }[name]()  # fmt: skip
-
-
-def simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
-    """Write a type of Iceberg's as Spark's own short text."""
-    from pyiceberg import types as iceberg
-
-    if isinstance(kind, iceberg.ListType):
-        return f"array<{simple(kind.element_type)}>"
-    if isinstance(kind, iceberg.MapType):
-        return f"map<{simple(kind.key_type)},{simple(kind.value_type)}>"
-    if isinstance(kind, iceberg.StructType):
-        return f"struct<{','.join(f'{field.name}:{simple(field.field_type)}' for field in kind.fields)}>"
-    if isinstance(kind, iceberg.DecimalType):
-        return f"decimal({kind.precision},{kind.scale})"
-    return _FROM.get(str(kind), str(kind))

@@ -21,18 +21,13 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
-from twophase.sinks import adopting, disk, manifests, sealing, types
+from twophase.sinks import adopting, columns, disk, manifests, sealing, types
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.relations import Relation
 from twophase.sinks.sealing import Written
-from twophase.sinks.storage import DISK, Known, Storage, Target
+from twophase.sinks.storage import Known, Storage, Target, storage_of
 from twophase.sinks.tables import Place, Promoter, Table, Trouble, missing
-
-#: What the names of folders can say, and every reader reads alike.
-PARTITION_TYPES = frozenset({"string", "date", "boolean", "tinyint", "smallint", "int", "bigint"})
-#: The column that a read by the record adds.
-CHECKPOINT = "checkpoint"
 
 
 class Lake(Sink):
@@ -55,13 +50,7 @@ class Lake(Sink):
 
     def _check_arguments(self) -> None:
         self.storage.check_options(self._who, self.options)
-        for name in self.partition_by:
-            if name.startswith(("_", ".")) or types.FORBIDDEN & set(name) or name == CHECKPOINT:
-                msg = f"{self._who}: partition_by {name!r}: a partition column cannot have this name"
-                raise ConfigError(msg)
-        if len(set(map(str.lower, self.partition_by))) != len(self.partition_by):
-            msg = f"{self._who}: partition_by {self.partition_by!r}: a column is named twice"
-            raise ConfigError(msg)
+        columns.check_partitions(self._who, self.partition_by)
 
     @property
     @abstractmethod
@@ -71,14 +60,7 @@ class Lake(Sink):
     @cached_property
     def storage(self) -> Storage:
         """Return where the files are: a path says it."""
-        if "://" not in self.path:
-            if self.conn_id is not None:
-                msg = f"{self._who}: conn_id {self.conn_id!r} with a path on a disk; it is for s3://bucket/…"
-                raise ConfigError(msg)
-            return DISK
-        from twophase.sinks.s3 import S3
-
-        return S3(self._who, self.path, self.conn_id)
+        return storage_of(self._who, self.path, self.conn_id)
 
     @property
     @abstractmethod
@@ -189,27 +171,7 @@ class Lake(Sink):
 
     def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
         """Refuse, before anything is written, what this format cannot have."""
-        which = f"checkpoint {key}: sink {sink!r}"
-        there = dict(schema)
-        for column in schema:
-            try:
-                if column.name.lower() == CHECKPOINT:
-                    msg = f"name {column.name!r}, which reads by the record give"
-                    raise ValueError(msg)  # noqa: TRY301 - said in the same words
-                types.check_name(column.name)
-                self._kind(types.parse(column.type))
-            except ValueError as error:
-                msg = f"{which}: column {column.name!r}: the table cannot have the {error}; rename, cast or drop it"
-                raise ConfigError(msg) from error
-        for name in self.partition_by:
-            if there.get(name) not in PARTITION_TYPES:
-                found = there.get(name, "no such column")
-                expected = ", ".join(sorted(PARTITION_TYPES))
-                msg = f"{which}: partition column {name!r}: expected one of {expected}, found {found}"
-                raise ConfigError(msg)
-        if len(there) == len(self.partition_by):
-            msg = f"{which}: every column is a partition column; expected at least one besides"
-            raise ConfigError(msg)
+        columns.check(f"checkpoint {key}: sink {sink!r}", schema, self.partition_by, self._kind)
 
     def seal(  # noqa: PLR0913, PLR0917 - what a Spark job knows
         self,
@@ -239,12 +201,12 @@ class Lake(Sink):
             found = Manifest.loads(content)
             if found.folder == place.name:
                 return found.summary(disk.digest(content))
-        columns = self._columns(place.staged)
-        known = {name for name, _ in columns}
+        written = self._columns(place.staged)
+        known = {name for name, _ in written}
         table = self._opened()
         kinds = dict(table.schema()) if table is not None else {}
         given = [Column(name, kinds.get(name, "string")) for name in self._in_folders if name not in known]
-        schema = (*columns, *given)
+        schema = (*written, *given)
         self._check_schema(key, sink, schema)
         return self.seal(key, attempt, sink, handle, schema)
 

@@ -274,6 +274,18 @@ class Disk(Storage):
 DISK = Disk()
 
 
+def storage_of(who: str, path: str, conn_id: str | None) -> Storage:
+    """Return the storage of a path, reached by a connection unless it is a disk; ConfigError if they do not fit."""
+    if "://" not in path:
+        if conn_id is not None:
+            msg = f"{who}: conn_id {conn_id!r} with a path on a disk; it is for s3://bucket/…"
+            raise ConfigError(msg)
+        return DISK
+    from twophase.sinks.s3 import S3
+
+    return S3(who, path, conn_id)
+
+
 def writer_options(prefix: str) -> dict[str, Any]:
     """Return what makes Spark's writer name files for their attempt, and leave out those of failed tasks."""
     return {

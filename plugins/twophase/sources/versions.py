@@ -16,7 +16,7 @@ from twophase.core.checkpoint import InputFile, Json
 from twophase.core.errors import ConfigError, InputMissing, ManifestMismatch
 from twophase.core.manifest import Column, Schema
 from twophase.sinks import adopting, types
-from twophase.sinks.lake import PARTITION_TYPES
+from twophase.sinks.columns import PARTITION_TYPES
 from twophase.sinks.relations import partition_values
 from twophase.sources.listing import check_name, identity
 
@@ -144,7 +144,7 @@ def _text(value: object) -> str | None:
 
 def iceberg(table: IcebergTable, who: str) -> Version:
     """Read the current snapshot of an Iceberg table."""
-    from twophase.sinks.iceberg import simple
+    from twophase.sinks.iceberg_types import simple
 
     if table.metadata.format_version > 2:  # noqa: PLR2004 - the newest whose files are all there is
         raise _refuse(who, f"the table has format-version {table.metadata.format_version}")
