@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -12,15 +13,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import DataScan
 from pyiceberg.types import LongType
 
+from s3_server import CONN_ID, SECRET, S3Server, local
 from twophase import Pipeline, run, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Input, Run
-from twophase.core.errors import ConfigError, InputChanged, InputMissing, NotYet
+from twophase.core.errors import BadRecord, ConfigError, InputChanged, InputMissing, NotYet, SinkUnavailable
 from twophase.core.settings import data_path
 from twophase.running import InProcess, Runner
+from twophase.sinks.s3 import S3, Access
+from twophase.sinks.storage import DISK, Storage
 from twophase.sources.base import Source
 
 if TYPE_CHECKING:
@@ -30,7 +35,24 @@ pytestmark = pytest.mark.usefixtures("home")
 
 DAY = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
-KINDS = ["delta", "iceberg"]
+KINDS = ["delta", "iceberg", "delta in s3", "iceberg in s3"]
+IN_S3 = " in s3"
+
+
+@pytest.fixture(autouse=True)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the S3 server for a table that is there; each test has a folder of its own."""
+    if "s3" in request.fixturenames or str(getattr(request.node, "callspec", "")).find(IN_S3) >= 0:
+        request.getfixturevalue("s3")
+        monkeypatch.setenv("TEST_PLACE", S3Server.place())
+
+
+def storage(kind: str) -> Storage:
+    return S3("a test", None, CONN_ID) if kind.endswith(IN_S3) else DISK
+
+
+def lake(kind: str) -> str:
+    return os.environ["TEST_PLACE"] if kind.endswith(IN_S3) else str(data_path("lake"))
 
 
 def rows(*ids: int, day: int = 15, hour: int = 0, **more: Any) -> pa.Table:
@@ -47,8 +69,11 @@ def rows(*ids: int, day: int = 15, hour: int = 0, **more: Any) -> pa.Table:
     )
 
 
-def catalog() -> SqlCatalog:
-    found = SqlCatalog("default", uri=f"sqlite:///{data_path('catalog.db')}", warehouse=f"file://{data_path('lake')}")
+def catalog(kind: str = "iceberg") -> SqlCatalog:
+    data_path("lake").mkdir(parents=True, exist_ok=True)
+    warehouse = storage(kind).url(lake(kind))
+    uri = f"sqlite:///{data_path('catalog.db')}"
+    found = SqlCatalog("default", uri=uri, warehouse=warehouse, **storage(kind).for_iceberg())
     found.create_namespace_if_not_exists("db")
     return found
 
@@ -56,16 +81,18 @@ def catalog() -> SqlCatalog:
 def append(kind: str, table: pa.Table, *, by: tuple[str, ...] = (), widen: bool = False) -> None:
     """Write rows as somebody does who knows nothing of us."""
     data_path("lake").mkdir(parents=True, exist_ok=True)
-    if kind == "delta":
-        mode = {"schema_mode": "merge"} if widen else {}
-        write_deltalake(str(data_path("lake/clicks")), table, mode="append", partition_by=list(by) or None, **mode)  # type: ignore[call-overload]
+    if kind.startswith("delta"):
+        more: Any = {"schema_mode": "merge"} if widen else {}
+        options = storage(kind).for_delta() or None
+        path = f"{lake(kind)}/clicks"
+        write_deltalake(path, table, mode="append", partition_by=list(by) or None, storage_options=options, **more)
         return
-    if not catalog().table_exists("db.clicks"):
-        made = catalog().create_table("db.clicks", table.schema)
+    if not catalog(kind).table_exists("db.clicks"):
+        made = catalog(kind).create_table("db.clicks", table.schema)
         with made.update_spec() as update:
             for name in by:
                 update.add_identity(name)
-    found = catalog().load_table("db.clicks")
+    found = catalog(kind).load_table("db.clicks")
     if widen:
         with found.update_schema() as update_schema:
             update_schema.union_by_name(table.schema)
@@ -73,13 +100,27 @@ def append(kind: str, table: pa.Table, *, by: tuple[str, ...] = (), widen: bool 
 
 
 def clicks(kind: str, column: str = "ts", **more: Any) -> sources.Interval:
-    if kind == "delta":
-        return sources.Interval("lake/clicks", "delta", column=column, **more)
+    if kind.endswith(IN_S3):
+        more["conn_id"] = CONN_ID
+    if kind.startswith("delta"):
+        return sources.Interval(f"{lake(kind)}/clicks", "delta", column=column, **more)
     return sources.Interval("db.clicks", "iceberg", column=column, catalog=CATALOG, **more)
 
 
 def fixed(source: sources.Interval, slot: str = DAY) -> Input:
     return source.fix(source.discover(slot), None)  # type: ignore[arg-type]
+
+
+def named(file: DataFile, path: str) -> DataFile:
+    """Return a data file as another writer would call it."""
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=file.file_format,
+        partition=file.partition,
+        record_count=file.record_count,
+        file_size_in_bytes=file.file_size_in_bytes,
+    )
 
 
 def ids(frame: DataFrame) -> list[int]:
@@ -174,13 +215,132 @@ def test_a_file_of_a_fixed_version_that_is_gone_is_an_error_that_names_it(kind: 
     append(kind, rows(1))
     source = clicks(kind)
     found = fixed(source)
-    gone = source.paths(found)[0]
-    Path(gone).unlink()
+    gone = local(source.paths(found)[0])
+    gone.unlink()
 
-    with pytest.raises(InputChanged, match=os.path.basename(gone)):  # noqa: PTH119 - a string suffices
+    with pytest.raises(InputChanged, match=f"{gone.name}: expected .* found nothing"):
         source.check(found)
     with pytest.raises(InputMissing, match="vacuumed or expired"):
         source.discover(DAY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_a_fixed_version_that_was_written_over_is_an_error_that_names_it(kind: str) -> None:
+    append(kind, rows(1))
+    source = clicks(kind)
+    found = fixed(source)
+    source.check(found)
+    changed = local(source.paths(found)[0])
+    changed.write_bytes(changed.read_bytes() + b"!")
+
+    with pytest.raises(InputChanged, match=changed.name):
+        source.check(found)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["delta in s3", "iceberg in s3"])
+def test_an_object_that_goes_away_while_it_is_read_is_an_error_that_names_it(
+    kind: str, spark: SparkSession, record: PostgresRecord
+) -> None:
+    append(kind, rows(1))
+
+    def transform(clicks: DataFrame) -> DataFrame:
+        for path in Path(local(lake(kind))).rglob("*.parquet"):
+            path.unlink()
+        return clicks
+
+    out = sinks.Delta(f"{lake(kind)}/out", conn_id=CONN_ID)  # which does not take it for its own failure
+    pipeline = Pipeline("clicks", reads={"clicks": clicks(kind)}, transform=transform, writes={"lake": out})
+
+    with pytest.raises(InputChanged, match=r"interval source .*\.parquet: expected .* found nothing"):
+        run(pipeline, spark=spark, slot=DAY)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["delta in s3"])
+def test_a_store_that_goes_down_while_it_is_read_costs_an_attempt(
+    kind: str, spark: SparkSession, record: PostgresRecord, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(kind, rows(1))
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE_S3", s3.connection(connect_timeout=1, read_timeout=1))
+
+    def failing(clicks: DataFrame) -> DataFrame:
+        s3.kill()
+        return clicks
+
+    def pipeline(transform: Callable[..., Any]) -> Pipeline:
+        writes = {"lake": sinks.Files("lake/out")}
+        return Pipeline("clicks", reads={"clicks": clicks(kind)}, transform=transform, writes=writes)
+
+    with pytest.raises(SinkUnavailable, match="interval source") as down:
+        run(pipeline(failing), spark=spark, slot=DAY)
+    with pytest.raises(SinkUnavailable, match="interval source"):
+        clicks(kind).discover(DAY)
+    s3.restore()
+    done = run(pipeline(lambda clicks: clicks), spark=spark, slot=DAY)
+
+    assert SECRET not in "".join(traceback.format_exception(down.value))
+    assert done is not None
+    assert done.rows == 1
+
+
+@pytest.mark.spark
+def test_a_file_in_a_store_that_is_no_parquet_is_a_bad_record(spark: SparkSession, s3: S3Server) -> None:
+    kind = "delta in s3"
+    append(kind, rows(1))
+    source = clicks(kind)
+    broken = source.paths(fixed(source))[0].removeprefix("s3://")
+    with Access.of(CONN_ID).open().open_output_stream(broken) as stream:
+        stream.write(b"no parquet at all")
+    found = fixed(source)
+
+    with pytest.raises(Exception, match="twophase unread") as failed:
+        source.read(spark, found, DAY).collect()
+    explained = source.explain(found, failed.value)
+
+    assert isinstance(explained, BadRecord)
+    assert broken in str(explained)
+
+
+@pytest.mark.parametrize(
+    ("kind", "conn_id", "message"),
+    [
+        ("iceberg in s3", None, r"file s3://.* expected it on a disk; name the connection of its store by conn_id"),
+        ("iceberg", CONN_ID, r"file file://.* expected it in an object store"),
+    ],
+)
+def test_files_that_are_elsewhere_than_the_connection_leads_are_refused(
+    kind: str, conn_id: str | None, message: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(kind, rows(1))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "twophase")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    reached = {**CATALOG, "s3.endpoint": f"http://127.0.0.1:{s3.port}", "s3.region": "us-east-1"}
+    given = CATALOG if conn_id else reached
+
+    with pytest.raises(ConfigError, match=message):
+        sources.Interval("db.clicks", "iceberg", column="ts", catalog=given, conn_id=conn_id).discover(DAY)
+
+
+@pytest.mark.spark
+def test_names_of_other_engines_for_the_same_store_are_understood(spark: SparkSession, s3: S3Server) -> None:
+    kind = "iceberg in s3"
+    append(kind, rows(1))
+    table = catalog(kind).load_table("db.clicks")
+    [task] = table.scan().plan_files()
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
+        update.delete_data_file(task.file)
+        update.append_data_file(named(task.file, str(task.file.file_path).replace("s3://", "s3a://")))
+    source = clicks(kind)
+
+    assert ids(source.read(spark, fixed(source), DAY)) == [1]
+
+
+def test_a_bucket_that_is_not_there_is_named_before_anything_is_recorded(s3: S3Server) -> None:
+    source = sources.Interval("s3://nowhere/clicks", "delta", column="ts", conn_id=CONN_ID)
+
+    with pytest.raises(ConfigError, match="no bucket 'nowhere'"):
+        source.prepare()
 
 
 def test_delta_features_that_plain_files_do_not_have_are_refused() -> None:
@@ -229,7 +389,7 @@ def test_an_iceberg_column_that_older_files_have_otherwise_is_refused(change: Ca
 def test_a_table_that_is_not_there_is_missing_or_waited_for(kind: str) -> None:
     data_path("lake").mkdir(parents=True)
 
-    with pytest.raises(InputMissing, match=f"{kind} table"):
+    with pytest.raises(InputMissing, match=f"{kind.split(maxsplit=1)[0]} table"):
         clicks(kind).discover(DAY)
     with pytest.raises(NotYet):
         clicks(kind, on_missing="wait").discover(DAY)
@@ -244,12 +404,25 @@ def test_a_table_that_is_not_there_is_missing_or_waited_for(kind: str) -> None:
         {"format": "delta", "column": "ts", "catalog": CATALOG},
         {"format": "iceberg", "column": "ts"},
         {"format": "iceberg", "column": "ts", "catalog": {"uri": "x", "token": "secret"}},
+        {"format": "delta", "column": "ts", "conn_id": CONN_ID},
+        {"format": "delta", "column": "ts", "path": "s3://lake/clicks"},
+        {"format": "delta", "column": "ts", "path": "gs://lake/clicks", "conn_id": CONN_ID},
+        {"format": "delta", "column": "ts", "path": "s3://lake", "conn_id": CONN_ID},
+        {
+            "format": "delta",
+            "column": "ts",
+            "path": "s3://lake/c",
+            "conn_id": CONN_ID,
+            "options": {"a": 1},
+        },
+        {"format": "parquet", "column": "ts", "path": "s3://lake/clicks", "conn_id": CONN_ID},
+        {"format": "json", "path": "s3://lake/dt={start:%Y-%m-%d}"},
     ],
     ids=str,
 )
 def test_what_a_table_cannot_be_declared_with_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        sources.Interval("db.clicks", **arguments)
+        sources.Interval(**{"path": "db.clicks", **arguments})
 
 
 @pytest.mark.spark
@@ -258,11 +431,12 @@ def test_a_table_that_a_pipeline_wrote_is_read_by_the_intervals_of_another(
     kind: str, spark: SparkSession, record: PostgresRecord
 ) -> None:
     append(kind, rows(1, 2), by=("dt",))
-    lake = sinks.Delta("lake/copied", partition_by=["dt"])
-    first = Pipeline("first", reads={"clicks": clicks(kind)}, transform=lambda clicks: clicks, writes={"lake": lake})
+    where: Any = {"path": f"{lake(kind)}/copied", "conn_id": CONN_ID if kind.endswith(IN_S3) else None}
+    copied = sinks.Delta(**where, partition_by=["dt"])
+    first = Pipeline("first", reads={"clicks": clicks(kind)}, transform=lambda clicks: clicks, writes={"lake": copied})
     last = Pipeline(
         "last",
-        reads={"clicks": sources.Interval("lake/copied", "delta", column="ts")},
+        reads={"clicks": sources.Interval(**where, format="delta", column="ts")},
         transform=lambda clicks: clicks,
         writes={"lake": sinks.Files("lake/last")},
     )

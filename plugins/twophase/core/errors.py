@@ -38,7 +38,7 @@ class PromotionPending(Retryable):
 
 
 class SinkUnavailable(Retryable):
-    """The system behind a sink could not be reached, or went away before anything was decided."""
+    """The system behind a sink or a source could not be reached, or went away before anything was decided."""
 
 
 class NotYet(Retryable):

@@ -139,7 +139,7 @@ class Delta(Lake):
             msg = f"folder {path} is not there; is it mounted?"
             raise Trouble(msg)
         try:
-            with _explained():
+            with explained():
                 table = DeltaTable(path, storage_options=self.storage.for_delta())
                 return DeltaLog(path, table, self.partition_by, self.storage)
         except TableNotFoundError:
@@ -151,7 +151,7 @@ class Delta(Lake):
         from deltalake.exceptions import DeltaError
 
         try:
-            with _explained():
+            with explained():
                 DeltaTable.create(
                     handle["table"],
                     delta_types.schema_of(schema),
@@ -180,17 +180,17 @@ class DeltaLog(Table):
     @property
     def version(self) -> object:
         """Return the table's own id, and its version."""
-        with _explained():
+        with explained():
             return str(self.table.metadata().id), self.table.version()
 
     def marker(self, app: str) -> int | None:
         """Return the version of an app's last transaction; it may be read only now, as all else of a handle."""
-        with _explained():
+        with explained():
             return self.table.transaction_version(app)
 
     @cached_property
     def _fields(self) -> list[dict[str, Any]]:
-        with _explained():
+        with explained():
             found: list[dict[str, Any]] = json.loads(self.table.schema().to_json())["fields"]
         return found
 
@@ -201,7 +201,7 @@ class DeltaLog(Table):
     @property
     def append_only(self) -> bool:
         """Say whether files may not be taken out."""
-        with _explained():
+        with explained():
             return str(self.table.metadata().configuration.get("delta.appendOnly")).lower() == "true"
 
     def standing(self) -> Mapping[str, frozenset[str]]:
@@ -212,7 +212,7 @@ class DeltaLog(Table):
     def _attempts(self) -> dict[str, frozenset[str]]:
         home = f"{self.path}/{HOME}/"
         found: dict[str, set[str]] = {}
-        with _explained():
+        with explained():
             uris = self.table.file_uris()
         for uri in uris:
             path = uri.removeprefix("file://")
@@ -223,12 +223,12 @@ class DeltaLog(Table):
 
     def notes(self) -> Iterator[str]:
         """Yield what the log's entries say of our commits; they are kept for `delta.logRetentionDuration`."""
-        with _explained():
+        with explained():
             yield from (str(entry[_NOTE]) for entry in self.table.history() if _NOTE in entry)
 
     def objection(self, schema: Schema | None = None) -> str | None:
         """Say why the table cannot be honoured: features, partitions, types."""
-        with _explained():
+        with explained():
             metadata, protocol = self.table.metadata(), self.table.protocol()
         asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
         if problem := _cannot(metadata.configuration):
@@ -258,7 +258,7 @@ class DeltaLog(Table):
             Field.from_json(json.dumps(delta_types.field_of(column))) for column in schema if column.name not in there
         ]
         if new:
-            with _explained():
+            with explained():
                 self.table.alter.add_columns(new)
         return bool(new)
 
@@ -273,7 +273,7 @@ class DeltaLog(Table):
         # None: whether and how long the table keeps its log is its own setting.
         cleanup = None if (self.table.version() + 1) % _CLEANUP_INTERVAL == 0 else False
         remove = self._removals(change.remove) if change.remove else []
-        with _explained():
+        with explained():
             self.table.create_write_transaction(
                 [*remove, *self._additions(change.add)],
                 "append",
@@ -338,7 +338,7 @@ class DeltaLog(Table):
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Sort what the library raises by what a promoter should do about it."""
     from deltalake.exceptions import (
         CommitFailedError,

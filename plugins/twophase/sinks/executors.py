@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date
+from datetime import UTC, date, datetime
 from inspect import signature
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from twophase.sinks.relations import NULL_PARTITION, partition_values
+from twophase.sinks.relations import NULL_PARTITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from pyarrow.fs import FileSystem
 
-    from twophase.sinks.storage import Target
+    from twophase.sinks.storage import Target, Within
 
 #: What a task says of each file.
 WRITTEN = "path string, size bigint, rows bigint, xxh3 string"
-#: How a task says that the store failed it.
-TOLD = re.compile(r"twophase: ([^\n]*?) :twophase")
+#: How a task says that the store failed it when it wrote, or read: the error's name, the file and why.
+UNWRITTEN = re.compile(r"twophase unwritten (\w+): ([^\n]*?) :twophase")
+UNREAD = re.compile(r"twophase unread (\w+): ([^\n]*?) :twophase")
 #: A group of rows in a file is written when it has so many bytes, or rows.
 GROUP_BYTES, GROUP_ROWS = 128 << 20, 1 << 20
 _COMPRESSIONS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}
@@ -38,12 +40,13 @@ def arrow_schema(frame: Any) -> pa.Schema:  # noqa: ANN401 - a DataFrame
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(what: str, path: str, *kinds: type[Exception]) -> Iterator[None]:
     """Put what the store says where the driver finds it."""
     try:
         yield
-    except OSError as error:
-        msg = f"twophase: {str(error).strip().partition(chr(10))[0]} :twophase"
+    except kinds as error:
+        why = str(error).strip().partition("\n")[0]
+        msg = f"twophase {what} {type(error).__name__}: {path}: {why} :twophase"
         raise OSError(msg) from None
 
 
@@ -71,7 +74,7 @@ class Writer:
 
         context = TaskContext.get()
         part, task = (context.partitionId(), context.taskAttemptId()) if context else (0, 0)
-        with _told():
+        with _told("unwritten", self._folder, OSError):
             written = list(self.write(f"{self._target.prefix}-{part:05d}-{task}", batches))
         names = ("path", "size", "rows", "xxh3")
         yield pa.RecordBatch.from_pylist(
@@ -196,11 +199,14 @@ class _File:
 class Reader:
     """Reads files that are named by the rows of a frame, with the columns of one schema."""
 
-    def __init__(self, connect: Callable[[], FileSystem], schema: pa.Schema, folders: Sequence[str]) -> None:
-        """Name the columns, and those of them that only the folders' names have."""
+    def __init__(
+        self, connect: Callable[[], FileSystem], schema: pa.Schema, given: Sequence[str], within: Within | None
+    ) -> None:
+        """Name the columns, those of them whose values come with a file's name, and which rows are asked for."""
         self._connect = connect
         self._schema = schema
-        self._folders = folders
+        self._given = given
+        self._within = within
 
     def __repr__(self) -> str:
         """Name the columns only."""
@@ -208,31 +214,65 @@ class Reader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the files of one task, one after another."""
+        from pyarrow import ArrowInvalid
+
         files: FileSystem | None = None
         for batch in batches:
             for row in batch.to_pylist():
                 files = files or self._connect()
-                with _told():
-                    yield from self._read(files, row["path"], row["checkpoint"])
+                with _told("unread", row["path"], OSError, ArrowInvalid):
+                    yield from self._read(files, row["path"], dict(zip(self._given, row["given"], strict=True)))
 
-    def _read(self, files: FileSystem, path: str, checkpoint: int) -> Iterator[pa.RecordBatch]:
+    def _read(self, files: FileSystem, path: str, given: dict[str, str | None]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        given: dict[str, Any] = dict(zip(self._folders, partition_values(path, self._folders), strict=True))
-        given = {**given, "checkpoint": str(checkpoint)}
-        with files.open_input_file(path) as file:
-            for batch in pq.ParquetFile(file, pre_buffer=True).iter_batches():
+        with files.open_input_file(path) as opened:
+            file = pq.ParquetFile(opened, pre_buffer=True, coerce_int96_timestamp_unit="us")
+            there = {name.lower(): name for name in file.schema_arrow.names}  # as Spark: letter case does not count
+            there |= {name: name for name in file.schema_arrow.names}
+            found = {
+                column.name: there.get(column.name) or there.get(column.name.lower())
+                for column in self._schema
+                if column.name not in given
+            }
+            wanted = [name for name in found.values() if name is not None]
+            for batch in file.iter_batches(row_groups=self._groups(file, found), columns=wanted):
                 arrays = []
                 for column in self._schema:
                     if column.name in given:
                         array = pa.array([given[column.name]], pa.string()).cast(column.type)
                         arrays.append(pa.repeat(array[0], batch.num_rows))
-                    elif column.name in batch.schema.names:
-                        arrays.append(batch.column(column.name).cast(column.type))
+                    elif name := found[column.name]:
+                        arrays.append(batch.column(name).cast(column.type))
                     else:
                         arrays.append(pa.nulls(batch.num_rows, column.type))
                 yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _groups(self, file: pq.ParquetFile, found: Mapping[str, str | None]) -> list[int]:
+        """Return the groups of rows that may have one that is asked for; where nothing is said of a group, it may."""
+        groups = range(file.metadata.num_row_groups)
+        names = [file.metadata.schema.column(at).path for at in range(file.metadata.num_columns)]
+        if self._within is None or (name := found.get(self._within.column)) not in names:
+            return list(groups)
+        at = names.index(name)
+        return [group for group in groups if _may_have(file.metadata.row_group(group).column(at), self._within)]
+
+
+def _may_have(column: pq.ColumnChunkMetaData, within: Within) -> bool:
+    """Say whether a group of rows may have one of those, by the least and the largest time in it."""
+    found = column.statistics
+    if found is None or not found.has_min_max:
+        return True
+    least, largest = (_moment(value) for value in (found.min, found.max))
+    return least is None or largest is None or (least < within.end and largest >= within.start)
+
+
+def _moment(value: object) -> datetime | None:
+    """Return a time, or the midnight of a date, in UTC; None: it is neither."""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=value.tzinfo or UTC)
+    return datetime(value.year, value.month, value.day, tzinfo=UTC) if isinstance(value, date) else None
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - a value of any partition type

@@ -64,7 +64,7 @@ def union(
 
 
 #: The columns that have the URL of a row's file, without its scheme, and whether it is one that was asked for.
-_FILE = "_twophase_file"
+FILE = "_twophase_file"
 _KNOWN = "_twophase_known"
 #: Spark writes it with one slash or three.
 _SCHEME = "^file:/+"
@@ -77,14 +77,14 @@ def attempts(
     reader: DataFrameReader,
     files: Sequence[str],
     schema: Sequence[Sequence[str]],
-    in_folders: Sequence[str],
+    folders: Sequence[str],
 ) -> DataFrame:
     """Read revisions that lie in the folders of their attempts, with the number of the checkpoint as `checkpoint`."""
     from pyspark.sql import functions
 
-    frame = listed(spark, reader, files, schema, {name: _value(at, in_folders) for at, name in enumerate(in_folders)})
-    number = functions.regexp_extract(_FILE, _ATTEMPT, 1).cast("bigint")
-    return frame.withColumn("checkpoint", number).drop(_FILE)
+    frame = listed(spark, reader, files, schema, given_by(folders))
+    number = functions.regexp_extract(FILE, _ATTEMPT, 1).cast("bigint")
+    return frame.withColumn("checkpoint", number).drop(FILE)
 
 
 def checkpoint_of(path: str) -> int:
@@ -92,8 +92,13 @@ def checkpoint_of(path: str) -> int:
     return int(re.sub(f"{_ATTEMPT}.*$", r"\1", path))
 
 
-def _value(at: int, in_folders: Sequence[str]) -> Callable[[str], str | None]:
-    return lambda path: partition_values(path, in_folders)[at]
+def given_by(folders: Sequence[str]) -> dict[str, Callable[[str], str | None]]:
+    """Return how columns are read off the names of folders."""
+
+    def value(at: int) -> Callable[[str], str | None]:
+        return lambda path: partition_values(path, folders)[at]
+
+    return {name: value(at) for at, name in enumerate(folders)}
 
 
 def listed(
@@ -110,7 +115,7 @@ def listed(
     from pyspark.sql import functions
 
     if not files:
-        return spark.createDataFrame([], f"{paths.ddl(schema)}, {_FILE} string")
+        return spark.createDataFrame([], f"{paths.ddl(schema)}, {FILE} string")
     written = paths.ddl((name, kind) for name, kind in schema if name not in given)
     with paths.listed_in_the_driver(spark):
         found = (
@@ -118,14 +123,14 @@ def listed(
             .option("recursiveFileLookup", value=True)
             .load([paths.literal(file) for file in files])
         )
-        frame = found.withColumn(_FILE, functions.regexp_replace("_metadata.file_path", _SCHEME, "/"))
+        frame = found.withColumn(FILE, functions.regexp_replace("_metadata.file_path", _SCHEME, "/"))
         if not given:
             return frame
         urls = [re.sub(_SCHEME, "/", url) for url in found.inputFiles()]
     rows = [(url, True, *(value(unquote(url)) for value in given.values())) for url in urls]
     names = [f"_twophase_{number}" for number, _ in enumerate(given)]
     known = spark.createDataFrame(
-        rows, f"{_FILE} string, {_KNOWN} boolean" + "".join(f", {name} string" for name in names)
+        rows, f"{FILE} string, {_KNOWN} boolean" + "".join(f", {name} string" for name in names)
     )
     kinds = dict((name, kind) for name, kind in schema)  # noqa: C402 - pairs come as lists, too
     copies = dict(zip(given, names, strict=True))
@@ -134,11 +139,11 @@ def listed(
         for name, _ in schema
     ]
     # Were a row's file called otherwise than in Spark's own list, an inner join would lose the row without a word.
-    unknown = functions.raise_error(functions.concat(functions.lit("file not in the list: "), functions.col(_FILE)))
+    unknown = functions.raise_error(functions.concat(functions.lit("file not in the list: "), functions.col(FILE)))
     return (
-        frame.join(functions.broadcast(known), _FILE, "left")
+        frame.join(functions.broadcast(known), FILE, "left")
         .where(functions.coalesce(functions.col(_KNOWN), unknown))
-        .select(*columns, _FILE)
+        .select(*columns, FILE)
     )
 
 

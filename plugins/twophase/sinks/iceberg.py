@@ -149,7 +149,7 @@ class Iceberg(Lake):
             msg = f"folder {home} is not there; is it mounted?"
             raise Trouble(msg)
         try:
-            with _explained():
+            with explained():
                 loaded = self.client.load_table(handle["table"])
         except NoSuchTableError:
             return None
@@ -160,7 +160,7 @@ class Iceberg(Lake):
         """Create the table, empty; of several who try one does."""
         from pyiceberg.exceptions import TableAlreadyExistsError
 
-        with _explained():
+        with explained():
             self.client.create_namespace_if_not_exists(self.table.rpartition(".")[0])
             made = iceberg_types.schema_of(schema)
             try:
@@ -213,7 +213,7 @@ class IcebergSnapshot(Table):
         """Return what of ours is in the current snapshot, by path."""
         snapshot = self.table.current_snapshot()
         found = {}
-        with _explained():
+        with explained():
             for manifest in snapshot.manifests(self.table.io) if snapshot else ():
                 for entry in manifest.fetch_manifest_entry(self.table.io, discard_deleted=True):
                     if entry.data_file.file_path.startswith(self.prefix):
@@ -267,7 +267,7 @@ class IcebergSnapshot(Table):
         there = {name for name, _ in self.schema()}
         new = [column for column in schema if column.name not in there]
         if new:
-            with _explained(), self.table.update_schema() as update:
+            with explained(), self.table.update_schema() as update:
                 for column in new:
                     update.add_column(column.name, iceberg_types.type_of(types.parse(column.type), count(1)))
         return bool(new)
@@ -279,7 +279,7 @@ class IcebergSnapshot(Table):
         """
         from pyiceberg.table.update.snapshot import ExpireSnapshots
 
-        with _explained():
+        with explained():
             metadata = self.table.metadata
             transaction = _transaction(self.table)
             marked = {change.app: f"{change.seq} {change.note}"}
@@ -334,7 +334,7 @@ class IcebergSnapshot(Table):
         """Make the metadata durable that the catalog points at, and what that points at: the library does not."""
         snapshot = self.table.current_snapshot()
         paths = [self.table.metadata_location]
-        with _explained():
+        with explained():
             if snapshot is not None:
                 paths += [snapshot.manifest_list]
                 paths += [manifest.manifest_path for manifest in snapshot.manifests(self.table.io)]
@@ -364,7 +364,7 @@ def _transaction(table: IcebergTable) -> Transaction:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Sort what the library raises by what a promoter should do about it."""
     from pyiceberg import exceptions
     from sqlalchemy.exc import IntegrityError, SQLAlchemyError

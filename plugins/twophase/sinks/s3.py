@@ -22,7 +22,7 @@ from twophase.core import connections
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.manifest import StagedFile
 from twophase.sinks import adopting, disk, executors, frames, paths
-from twophase.sinks.storage import Known, Storage, Target, Where
+from twophase.sinks.storage import Given, Known, Storage, Target, Where, Within
 
 if TYPE_CHECKING:
     from pyarrow.fs import S3FileSystem
@@ -102,11 +102,11 @@ class Listed(NamedTuple):
 
 
 class S3(Storage):
-    """One bucket of a store, by URLs `s3://bucket/…`."""
+    """The buckets of a store, by URLs `s3://bucket/…`."""
 
-    def __init__(self, who: str, path: str, conn_id: str | None) -> None:
-        """Declare it; the connection is looked up when it is first needed."""
-        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[^/#?%\s]+)+", path):
+    def __init__(self, who: str, path: str | None, conn_id: str | None) -> None:
+        """Declare it, for a folder if one is known; the connection is looked up when it is first needed."""
+        if path is not None and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[^/#?%\s]+)+", path):
             msg = (
                 f"{who}: path {path!r}: expected a folder on a disk, or s3://bucket/folder without any of #?% or spaces"
             )
@@ -178,6 +178,17 @@ class S3(Storage):
         with self._explained():
             found = self._files.get_file_info(FileSelector(_key(folder), recursive=recursive, allow_not_found=True))
         return cast("list[Any]", found)
+
+    def identities(self, files: Sequence[Where]) -> list[tuple[int, int] | None]:
+        """Ask for the head of each object; its time comes in seconds."""
+
+        def look(path: Where) -> tuple[int, int] | None:
+            with self._explained():
+                [info] = self._files.get_file_info([_key(path)])
+            return (info.size, info.mtime_ns) if info.is_file else None
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(look, files))
 
     def open(self, path: Where) -> IO[bytes]:
         """Open an object; what is read is asked for when it is read."""
@@ -253,8 +264,8 @@ class S3(Storage):
         try:
             yield
         except Exception as error:
-            if told := executors.TOLD.search(str(error)):
-                msg = f"{self.who}: the object store failed in a task of Spark: {told[1]}; nothing was committed"
+            if told := executors.UNWRITTEN.search(str(error)):
+                msg = f"{self.who}: the object store failed in a task of Spark: {told[2]}; nothing was committed"
                 raise SinkUnavailable(msg) from error
             raise
 
@@ -288,13 +299,26 @@ class S3(Storage):
             return Known(size, int(pq.read_metadata(file).num_rows), self.digest_file(path))
 
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Read the files as any others: their paths say the rest."""
+        given = {**frames.given_by(folders), "checkpoint": lambda path: str(frames.checkpoint_of(path))}
+        return self.listed(spark, files, [*schema, ("checkpoint", "bigint")], given, {})
+
+    def listed(  # noqa: PLR0913, PLR0917 - as declared
+        self,
+        spark: Any,  # noqa: ANN401 - a SparkSession
+        files: Sequence[str],
+        schema: Sequence[Sequence[str]],
+        given: Given,
+        options: Json,  # noqa: ARG002 - Spark's reader does not come here
+        within: Within | None = None,
+    ) -> Any:  # noqa: ANN401 - a DataFrame
         """Let the executors read the files by pyarrow, a file at a time."""
-        empty = spark.createDataFrame([], f"{paths.ddl(schema)}, checkpoint bigint")
-        named = [(_key(path), frames.checkpoint_of(path)) for path in files]
+        empty = spark.createDataFrame([], paths.ddl(schema))
+        named = [(_key(path), [value(path) for value in given.values()]) for path in files]
         if not named:
             return empty
-        reader = executors.Reader(self.access.open, executors.arrow_schema(empty), tuple(folders))
-        rows = spark.createDataFrame(named, "path string, checkpoint bigint").repartition(min(len(named), _TASKS))
+        reader = executors.Reader(self.access.open, executors.arrow_schema(empty), tuple(given), within)
+        rows = spark.createDataFrame(named, "path string, given array<string>").repartition(min(len(named), _TASKS))
         return rows.mapInArrow(reader, empty.schema)
 
     @contextmanager

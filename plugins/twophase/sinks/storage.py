@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -60,6 +61,18 @@ class Target(NamedTuple):
     in_folders: bool = False
 
 
+#: What columns hold by the path of a file.
+Given = Mapping[str, Callable[[str], str | None]]
+
+
+class Within(NamedTuple):
+    """The rows that are asked for: those with start <= column < end."""
+
+    column: str
+    start: datetime
+    end: datetime
+
+
 class Known(NamedTuple):
     """What whoever wrote a file knows of it."""
 
@@ -92,6 +105,10 @@ class Storage(ABC):
     @abstractmethod
     def walk(self, folder: Where) -> Iterator[tuple[str, Stat]]:
         """Yield every file below a folder, as a path relative to it."""
+
+    @abstractmethod
+    def identities(self, files: Sequence[Where]) -> list[tuple[int, int] | None]:
+        """Return what each file is known by: its size and its time; None: there is no such file."""
 
     @abstractmethod
     def open(self, path: Where) -> IO[bytes]:
@@ -141,6 +158,22 @@ class Storage(ABC):
     @abstractmethod
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over files in the folders of their attempts; the columns `folders` only their paths have."""
+
+    @abstractmethod
+    def listed(  # noqa: PLR0913, PLR0917 - a SparkSession, and what a list of files is
+        self,
+        spark: Any,  # noqa: ANN401 - a SparkSession
+        files: Sequence[str],
+        schema: Sequence[Sequence[str]],
+        given: Given,
+        options: Json,
+        within: Within | None = None,
+    ) -> Any:  # noqa: ANN401 - a DataFrame
+        """Return a frame over files, wherever they are, with the columns of a schema.
+
+        `given` says by a file's path what columns hold, whatever is in the file. `options` are for Spark's reader, if
+        that is who reads. Rows that are not `within` may be left out, or not.
+        """
 
     @abstractmethod
     def at_hand(self, files: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
@@ -193,6 +226,10 @@ class Disk(Storage):
     def walk(self, folder: Where) -> Iterator[tuple[str, Stat]]:
         """Walk a folder."""
         return disk.walk(folder)
+
+    def identities(self, files: Sequence[Where]) -> list[tuple[int, int] | None]:
+        """Look at each file."""
+        return list(map(disk.identity, files))
 
     def open(self, path: Where) -> IO[bytes]:
         """Open a file."""
@@ -265,6 +302,19 @@ class Disk(Storage):
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Let Spark's own reader read."""
         return frames.attempts(spark, spark.read.format("parquet"), files, schema, folders)
+
+    def listed(  # noqa: PLR0913, PLR0917 - see above
+        self,
+        spark: Any,  # noqa: ANN401 - a SparkSession
+        files: Sequence[str],
+        schema: Sequence[Sequence[str]],
+        given: Given,
+        options: Json,
+        within: Within | None = None,  # noqa: ARG002 - Spark's own reader skips by what is asked of the frame
+    ) -> Any:  # noqa: ANN401 - a DataFrame
+        """Let Spark's own reader read."""
+        reader = spark.read.format("parquet").options(**options)
+        return frames.listed(spark, reader, files, schema, given).drop(frames.FILE)
 
     def at_hand(self, files: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
         """Return them as they are."""

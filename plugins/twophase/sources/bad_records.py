@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from urllib.parse import unquote
 
-from twophase.core.errors import BadRecord
+from twophase.core.errors import BadRecord, InputChanged, SinkUnavailable
+from twophase.sinks.executors import UNREAD
 from twophase.sources.scanning import SCANNERS, UNREADABLE, Problem, Reading, scan_text
 
 _ABOUT_INPUT = re.compile(
@@ -30,6 +31,23 @@ def text_of(error: BaseException) -> str:
 def is_about_input(text: str) -> bool:
     """Say whether an error may come from a file that cannot be read."""
     return _ABOUT_INPUT.search(text) is not None
+
+
+def unread(who: str, text: str, check: Callable[[], None], remedy: str) -> Exception | None:
+    """Say why the executors could not read a file of an object store; `check` raises if it is not what it was.
+
+    None: that was not it.
+    """
+    found = UNREAD.search(text)
+    if found is None:
+        return None
+    try:
+        check()
+    except InputChanged as changed:
+        return changed
+    if found[1] == "ArrowInvalid":
+        return BadRecord(f"{who}: file {found[2]}; {remedy}")
+    return SinkUnavailable(f"{who}: the object store failed in a task of Spark: {found[2]}; nothing was committed")
 
 
 def find(files: Sequence[tuple[str, str]], kind: str, reading: Reading, text: str, remedy: str) -> BadRecord | None:

@@ -98,7 +98,11 @@ class Committed(Source):
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
         """Say that a revision was replaced while it was read: its files have names of their own, so Spark noticed."""
-        if not fixed.outputs or not bad_records.is_about_input(bad_records.text_of(error)):
+        text = bad_records.text_of(error)
+        remedy = "restore the file, or run that checkpoint again"
+        if found := bad_records.unread(self._who, text, lambda: self.check(fixed), remedy):
+            return found
+        if not fixed.outputs or not bad_records.is_about_input(text):
             return None
         msg = f"{self._who}: a revision was replaced or removed while it was read; run again"
         return InputChanged(msg)

@@ -14,7 +14,8 @@ from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
 from twophase.sinks import disk
-from twophase.sources.listing import finished, identity, unreadable, words
+from twophase.sinks.disk import identity
+from twophase.sources.listing import finished, unreadable, words
 from twophase.sources.quarantine import Quarantine
 from twophase.sources.reading import FixedFiles
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twophase.core import slots
 from twophase.core.checkpoint import Input, InputFile, Json
-from twophase.core.errors import ConfigError, InputMissing, NotYet
+from twophase.core.errors import ConfigError, InputMissing, NotYet, SinkUnavailable
 from twophase.core.ports import Progress
 from twophase.core.slots import Slot
-from twophase.sinks import frames
-from twophase.sources.listing import check_name, finished, identity, unfinished, unreadable
+from twophase.sinks import catalogs
+from twophase.sinks.disk import identity
+from twophase.sinks.storage import DISK, Storage, Within, storage_of
+from twophase.sinks.tables import Conflict, Refused, Trouble
+from twophase.sources.listing import check_name, finished, unfinished, unreadable
 from twophase.sources.quarantine import Quarantine
 from twophase.sources.reading import FixedFiles
 from twophase.sources.scanning import declared_types
@@ -22,7 +26,6 @@ from twophase.sources.scanning import declared_types
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from twophase.sinks.iceberg import Iceberg
     from twophase.sources.versions import Version
 
 ON_MISSING = ("error", "wait", "empty")
@@ -51,6 +54,7 @@ class Interval(FixedFiles):
         *,
         column: str | None = None,
         catalog: str | Mapping[str, str] | None = None,
+        conn_id: str | None = None,
         schema: str | None = None,
         options: Mapping[str, Any] | None = None,
         on_missing: str = "error",
@@ -64,13 +68,14 @@ class Interval(FixedFiles):
         file: an error, to wait for it, or an interval without records.
 
         `format` may be `delta`, with the table's folder, or `iceberg`, with its name, and `catalog` as `sinks.Iceberg`
-        has it.
+        has it. The files of a table may be in an object store that the Airflow connection `conn_id` leads to.
         """
         bad = Quarantine(on_bad_record, bad_record_limit, None if quarantine_path is None else str(quarantine_path))
         self.table_format = format if format in TABLES else None
         super().__init__(path, "parquet" if self.table_format else format, schema, options, bad)
         self.column = column
         self.catalog = catalog
+        self.conn_id = conn_id
         self.on_missing = on_missing
         self.expect_one_of("on_missing", on_missing, ON_MISSING)
         self._check_table()
@@ -85,6 +90,9 @@ class Interval(FixedFiles):
             msg = f"{self.who}: catalog={self.catalog!r}: expected one with format='iceberg', and only there"
             raise ConfigError(msg)
         if self.table_format is None:
+            if self.conn_id is not None or "://" in self.path:
+                msg = f"{self.who}: in an object store only tables are read: format='delta' or 'iceberg'"
+                raise ConfigError(msg)
             return
         if self.column is None or slots.fields(self.path):
             msg = f"{self.who}: a {self.table_format} table is read by column=…, not by fields in its path"
@@ -93,13 +101,10 @@ class Interval(FixedFiles):
             msg = f"{self.who}: a table has its own columns, also without rows; leave out schema and on_missing='empty'"
             raise ConfigError(msg)
         if self.catalog is not None:
-            self.catalog = self._iceberg(self.catalog).catalog
-
-    def _iceberg(self, catalog: str | Mapping[str, str]) -> Iceberg:
-        """Return the table as a sink has it, which is never written here; ConfigError if it is no name of one."""
-        from twophase.sinks.iceberg import Iceberg
-
-        return Iceberg(self.path, path=self.path, catalog=catalog)
+            self.catalog = catalogs.declared(self.who, self.path, self.catalog)
+        if self.storage is not DISK and self.options:
+            msg = f"{self.who}: option {min(self.options)!r}: reading from an object store has none; leave it out"
+            raise ConfigError(msg)
 
     def _check_pattern(self) -> None:
         if "{{" in self.path or "}}" in self.path:
@@ -141,10 +146,11 @@ class Interval(FixedFiles):
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the path in full, so that it means the same everywhere."""
         return {
-            "path": self.path if self.catalog else f"{self.folder}/{self._pattern}".rstrip("/"),
+            "path": self.path if self.catalog or self.conn_id else f"{self.folder}/{self._pattern}".rstrip("/"),
             "format": self.table_format or self.format,
             "column": self.column,
             **({"catalog": self.catalog} if self.catalog else {}),
+            **({"conn_id": self.conn_id} if self.conn_id else {}),
             "schema": self.schema,
             "options": self.options,
             "on_missing": self.on_missing,
@@ -164,14 +170,40 @@ class Interval(FixedFiles):
         """Return the rest of the path."""
         return "" if self.catalog is not None else self.path[len(self.place) :].strip("/")
 
+    @cached_property
+    def storage(self) -> Storage:
+        """Return where the files are: the path says it, and beside a catalog the connection."""
+        if self.catalog is None:
+            return storage_of(self.who, self.path, self.conn_id)
+        from twophase.sinks.s3 import S3
+
+        return DISK if self.conn_id is None else S3(self.who, None, self.conn_id)
+
+    @property
+    def root(self) -> str:
+        """Return what is before `/` and the path of a file."""
+        if self.storage is DISK:
+            return super().root
+        return "s3:/" if self.catalog is not None else self.path
+
     def folders(self) -> tuple[str, ...]:
         """Return the folder that the files are in; those of a catalog may be anywhere."""
-        return () if self.catalog is not None else super().folders()
+        if self.catalog is not None:
+            return ()
+        return super().folders() if self.storage is DISK else (self.path,)
+
+    def connections(self, fixed: Input) -> tuple[str, ...]:  # noqa: ARG002 - whatever is read
+        """Return the connection by which the files are read; the catalog's is needed only at begin."""
+        return self.storage.connections()
 
     # --- at begin ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Check that the folder can be listed if it is there; whether a slot's own is there, `discover` looks."""
+        if self.storage is not DISK:
+            if self.catalog is None:
+                self.storage.prepare(self.who, self.path)
+            return
         folder = self.folder
         if folder.exists() and not folder.is_dir():
             msg = f"{self.who}: {folder} is a file, expected a folder"
@@ -220,20 +252,23 @@ class Interval(FixedFiles):
             at = by.index(str(self.column).lower())
             first, last = (_midnight(moment).isoformat() for moment in self._bounds(slot))
             found = found._replace(files=[one for one in found.files if first <= (one[1][at] or "") < last])
-        return Input(files=tuple(sorted(file for file, _ in found.files)), table=found.fixed())
+        return found.fixed(self.who, self.root, self.storage)
 
     def _newest(self) -> Version | None:
         """Read the table's log; None: there is no table."""
         from twophase.sources import versions
 
-        if self.catalog is None:
-            return versions.delta(self.folder, self.who)
-        from pyiceberg.exceptions import NoSuchTableError
-
         try:
-            return versions.iceberg(self._iceberg(self.catalog).client.load_table(self.path), self.who)
-        except NoSuchTableError:
-            return None
+            if self.catalog is None:
+                return versions.delta(self.root, self.storage, self.who)
+            catalog = catalogs.client(self.who, self.catalog, self.storage)
+            return versions.iceberg(catalog, self.path, self.storage, self.who)
+        except Refused as error:
+            msg = f"{self.who}: {error}"
+            raise ConfigError(msg) from error
+        except (Conflict, Trouble) as error:
+            msg = f"{self.who}: {error}"
+            raise SinkUnavailable(msg) from error
 
     def _below(self, slot: Slot) -> str:
         """Return a slot's folder below the one that all share."""
@@ -279,26 +314,30 @@ class Interval(FixedFiles):
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:
         """Return the rows of the slot from exactly these files."""
-        frame = super().read(spark, fixed) if fixed.table is None else self._of_version(spark, fixed, fixed.table)
         if self.column is None:
-            return frame
-        return frame.where(self._within(frame, self.column, *self._bounds(Slot.parse(slot or ""))))
+            return super().read(spark, fixed)
+        bounds = self._bounds(Slot.parse(slot or ""))
+        frame = (
+            super().read(spark, fixed) if fixed.table is None else self._of_version(spark, fixed, fixed.table, bounds)
+        )
+        return frame.where(self._within(frame, self.column, *bounds))
 
-    def _of_version(self, spark: SparkSession, fixed: Input, table: Json) -> DataFrame:
+    def _of_version(
+        self, spark: SparkSession, fixed: Input, table: Json, bounds: tuple[datetime, datetime]
+    ) -> DataFrame:
         """Return the rows of a table's files, with the columns of its version."""
         from twophase.sources.versions import values_of
 
-        root = self.folder.as_posix().rstrip("/")
+        root = self.root
 
         def value(at: int) -> Callable[[str], str | None]:
             return lambda path: values_of(table, path.removeprefix(f"{root}/"))[at]
 
         given = {name: value(at) for at, name in enumerate(table["partition_by"])}
-        paths = self.paths(fixed)
-        reader = spark.read.format("parquet").options(**self.reader_options(paths))
-        return frames.listed(spark, reader, paths, table["schema"], given).select(
-            *(f"`{name.replace('`', '``')}`" for name, _ in table["schema"])
-        )
+        column = next(name for name, _ in table["schema"] if name.lower() == str(self.column).lower())
+        paths, options = self.paths(fixed), self.reader_options(self.paths(fixed))
+        within = Within(column, *bounds)
+        return cast("DataFrame", self.storage.listed(spark, paths, table["schema"], given, options, within))
 
     def _bounds(self, slot: Slot) -> tuple[datetime, datetime]:
         """Return what the column is held against."""

@@ -77,15 +77,6 @@ def check_name(root: str, path: str, who: str) -> None:
         raise ConfigError(msg)
 
 
-def identity(path: Path | str) -> tuple[int, int] | None:
-    """Return a file's size and modification time; None: not there."""
-    try:
-        stat = os.stat(path)  # noqa: PTH116 - 100,000 files: a Path for each costs
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return stat.st_size, stat.st_mtime_ns
-
-
 def words(size: int, mtime_ns: int) -> str:
     """Say what a file looks like."""
     return f"{size} bytes modified at {mtime_ns / 1e9:.6f}"

@@ -12,9 +12,10 @@ from twophase.core.checkpoint import Input, InputFile
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.settings import data_path
 from twophase.sinks.paths import listed_in_the_driver, literal
+from twophase.sinks.storage import DISK, Storage
 from twophase.sources import bad_records
 from twophase.sources.base import Sifted, Source
-from twophase.sources.listing import identity, words
+from twophase.sources.listing import words
 from twophase.sources.quarantine import Quarantine, sift
 from twophase.sources.scanning import Reading
 
@@ -129,6 +130,16 @@ class FixedFiles(FileFormat):
         """Return that folder in full."""
         return data_path(self.place)
 
+    @property
+    def storage(self) -> Storage:
+        """Return where that is: a disk."""
+        return DISK
+
+    @property
+    def root(self) -> str:
+        """Return what is before `/` and the path of a file."""
+        return self.folder.as_posix().rstrip("/")
+
     def shown(self, file: InputFile) -> str:
         """Return a file's path below the folder as it was declared."""
         return f"{self.place.rstrip('/')}/{file.path}"
@@ -139,8 +150,7 @@ class FixedFiles(FileFormat):
 
     def check(self, fixed: Input) -> None:
         """Raise InputChanged for the first file that is not what it was."""
-        for file, path in zip(fixed.files, self.paths(fixed), strict=True):
-            now = identity(path)
+        for file, now in zip(fixed.files, self.storage.identities(self.paths(fixed)), strict=True):
             if now != (file.size, file.mtime_ns):
                 found = "nothing" if now is None else words(*now)
                 msg = (
@@ -151,7 +161,7 @@ class FixedFiles(FileFormat):
 
     def paths(self, fixed: Input) -> list[str]:
         """Return the fixed files in full."""
-        root = self.folder.as_posix().rstrip("/")
+        root = self.root
         return [f"{root}/{file.path}" for file in fixed.files]
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - of those with slots
@@ -161,7 +171,9 @@ class FixedFiles(FileFormat):
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
         """Name the file and the record that Spark could not read; a file that changed meanwhile explains it first."""
         text = bad_records.text_of(error)
-        if not bad_records.is_about_input(text):
+        if found := bad_records.unread(self.who, text, lambda: self.check(fixed), self.to_correct):
+            return found
+        if self.storage is not DISK or not bad_records.is_about_input(text):
             return None
         try:
             self.check(fixed)

@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from twophase.core.checkpoint import InputFile, Json
+from twophase.core.checkpoint import Input, InputFile, Json
 from twophase.core.errors import ConfigError, InputMissing, ManifestMismatch
 from twophase.core.manifest import Column, Schema
 from twophase.sinks import adopting, types
 from twophase.sinks.columns import PARTITION_TYPES
 from twophase.sinks.relations import partition_values
-from twophase.sources.listing import check_name, identity
+from twophase.sinks.storage import DISK, Storage
+from twophase.sources.listing import check_name
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyiceberg.catalog import Catalog
     from pyiceberg.schema import Schema as IcebergSchema
     from pyiceberg.table import FileScanTask
     from pyiceberg.table import Table as IcebergTable
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 _FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 _EPOCH = date(1970, 1, 1)
 
+#: Engines have names of their own for the same place.
+_S3 = frozenset({"s3", "s3a", "s3n"})
+
 Values = list[str | None]
+Names = tuple[str, ...]
 
 
 class Version(NamedTuple):
@@ -39,18 +45,46 @@ class Version(NamedTuple):
     schema: Schema
     #: The columns that the log knows, whatever the files have.
     partition_by: list[str]
-    #: What each file is (its path below the table's root), with its partition's values.
-    files: list[tuple[InputFile, Values]]
+    #: What each file may be called below the table's root, with its partition's values.
+    files: list[tuple[Names, Values]]
 
-    def fixed(self) -> Json:
-        """Return what the record keeps besides the files: values only of those whose folders do not say them."""
-        given = {file.path: values for file, values in self.files if _in_path(file.path, self.partition_by) != values}
-        return {
+    def fixed(self, who: str, root: str, storage: Storage) -> Input:
+        """Look at the files, and return what a revision reads; a vacuum, or an expiry, may have removed some.
+
+        The record keeps values only of those files whose folders do not say them.
+        """
+        found: list[InputFile] = []
+        given: dict[str, Values] = {}
+        there = _there(root, storage, [names for names, _ in self.files])
+        for (names, values), (path, identity) in zip(self.files, there, strict=True):
+            if storage is DISK:
+                check_name(root, path, who)
+            if identity is None:
+                expected = f"version {self.version}: expected file {root}/{names[0]}"
+                msg = f"{who}: {expected}, found nothing; was it vacuumed or expired?"
+                raise InputMissing(msg)
+            found.append(InputFile(path, *identity))
+            if _in_path(path, self.partition_by) != values:
+                given[path] = values
+        table = {
             "version": self.version,
             "schema": [list(column) for column in self.schema],
             "partition_by": self.partition_by,
             "values": given,
         }
+        return Input(files=tuple(sorted(found)), table=table)
+
+
+def _there(root: str, storage: Storage, files: Sequence[Names]) -> list[tuple[str, tuple[int, int] | None]]:
+    """Return under which of its names each file is there, and what it is known by."""
+    first = storage.identities([f"{root}/{names[0]}" for names in files])
+    found = [(names[0], one) for names, one in zip(files, first, strict=True)]
+    others = [at for at, (_, one) in enumerate(found) if one is None and len(files[at]) > 1]
+    again = storage.identities([f"{root}/{files[at][1]}" for at in others])
+    for at, one in zip(others, again, strict=True):
+        if one is not None:
+            found[at] = (files[at][1], one)
+    return found
 
 
 def values_of(fixed: Json, path: str) -> Values:
@@ -84,28 +118,24 @@ def _checked(who: str, schema: Schema, partition_by: Sequence[str]) -> Schema:
     return schema
 
 
-def _looked_at(who: str, root: str, path: str, version: str) -> InputFile:
-    """Look at a file of a version; a vacuum, or an expiry, may have removed it."""
-    check_name(root, path, who)
-    there = identity(f"{root}/{path}")
-    if there is None:
-        msg = f"{who}: version {version}: expected file {root}/{path}, found nothing; was it vacuumed or expired?"
-        raise InputMissing(msg)
-    return InputFile(path, *there)
-
-
 # --- Delta -----------------------------------------------------------------------------------------------------------
 
 
-def delta(folder: Path, who: str) -> Version | None:
-    """Read the newest version of a Delta table; None: there is no table."""
+def delta(root: str, storage: Storage, who: str) -> Version | None:
+    """Read the newest version of a Delta table; None: there is no table. Trouble if it cannot be said."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
+    from twophase.sinks.delta import explained
+
     try:
-        table = DeltaTable(str(folder))
+        with explained():
+            return _newest(DeltaTable(root, storage_options=storage.for_delta()), who)
     except TableNotFoundError:
         return None
+
+
+def _newest(table: DeltaTable, who: str) -> Version:
     metadata, protocol = table.metadata(), table.protocol()
     if unknown := sorted({*(protocol.reader_features or ())} - _FEATURES):
         raise _refuse(who, f"the table has the feature {unknown[0]}")
@@ -115,13 +145,11 @@ def delta(folder: Path, who: str) -> Version | None:
     schema = tuple(Column(field["name"], adopting.simple(field["type"])) for field in fields)
     partition_by = list(metadata.partition_columns)
     version = str(table.version())
-    files = [
-        (_looked_at(who, str(folder), path, version), values) for path, values in _added(table, folder, partition_by)
-    ]
+    files = list(_added(table, partition_by))
     return Version(version, _checked(who, schema, partition_by), partition_by, files)
 
 
-def _added(table: Any, folder: Path, partition_by: Sequence[str]) -> Iterator[tuple[str, Values]]:  # noqa: ANN401 - a DeltaTable
+def _added(table: DeltaTable, partition_by: Sequence[str]) -> Iterator[tuple[Names, Values]]:
     """Yield the files of a table with their partition's values, as texts."""
     import pyarrow as pa
 
@@ -129,7 +157,7 @@ def _added(table: Any, folder: Path, partition_by: Sequence[str]) -> Iterator[tu
         encoded = action["path"]
         path = unquote(encoded)  # the log has URLs, but for some writers'
         found = (action[f"partition.{name}"] for name in partition_by)
-        yield path if (folder / path).exists() else encoded, [_text(value) for value in found]
+        yield (path,) if path == encoded else (path, encoded), [_text(value) for value in found]
 
 
 def _text(value: object) -> str | None:
@@ -142,8 +170,20 @@ def _text(value: object) -> str | None:
 # --- Iceberg ---------------------------------------------------------------------------------------------------------
 
 
-def iceberg(table: IcebergTable, who: str) -> Version:
-    """Read the current snapshot of an Iceberg table."""
+def iceberg(catalog: Catalog, name: str, storage: Storage, who: str) -> Version | None:
+    """Read the current snapshot of an Iceberg table; None: there is no table. Trouble if it cannot be said."""
+    from pyiceberg.exceptions import NoSuchTableError
+
+    from twophase.sinks.iceberg import explained
+
+    try:
+        with explained():
+            return _current(catalog.load_table(name), storage, who)
+    except NoSuchTableError:
+        return None
+
+
+def _current(table: IcebergTable, storage: Storage, who: str) -> Version:
     from twophase.sinks.iceberg_types import simple
 
     if table.metadata.format_version > 2:  # noqa: PLR2004 - the newest whose files are all there is
@@ -160,24 +200,28 @@ def iceberg(table: IcebergTable, who: str) -> Version:
     parts = _identities(table, specs.pop() if specs else table.spec().spec_id)
     partition_by = [name for name, _ in parts]
     kinds = dict(columns)
-    files = [
-        (_planned(task, version, who), [_iceberg_text(task.file.partition[at], kinds[name]) for name, at in parts])
+    files: list[tuple[Names, Values]] = [
+        ((_planned(task, storage, who),), [_iceberg_text(task.file.partition[at], kinds[name]) for name, at in parts])
         for task in tasks
     ]
     return Version(version, _checked(who, columns, partition_by), partition_by, files)
 
 
-def _planned(task: FileScanTask, version: str, who: str) -> InputFile:
-    """Look at a file of a snapshot, if its rows are just those in it."""
+def _planned(task: FileScanTask, storage: Storage, who: str) -> str:
+    """Return the path of a file of a snapshot, if its rows are just those in it."""
     path = str(task.file.file_path)
     if task.delete_files:
         raise _refuse(who, f"file {path} has rows that delete files take out")
     if str(task.file.file_format).rpartition(".")[2].upper() != "PARQUET":
         raise _refuse(who, f"file {path} is no Parquet")
-    local = path.removeprefix("file://")
-    if not local.startswith("/"):
-        raise _refuse(who, f"file {path} is not on a disk")
-    return _looked_at(who, "", local.lstrip("/"), version)
+    scheme, below = path.split("://", 1) if "://" in path else ("", path)
+    if storage is DISK and scheme in {"", "file"} and below.startswith("/"):
+        return below.lstrip("/")
+    if storage is not DISK and scheme in _S3:
+        return below
+    where = "on a disk; name the connection of its store by conn_id" if storage is DISK else "in an object store"
+    msg = f"{who}: file {path}: expected it {where}"
+    raise ConfigError(msg)
 
 
 def _iceberg_text(value: Any, kind: str) -> str | None:  # noqa: ANN401 - a partition's

@@ -1,4 +1,4 @@
-"""What sinks stage by is seen nowhere: on no command line, in no plan, log, record or page of Spark's."""
+"""What sources read and sinks stage by is seen nowhere: on no command line, in no plan, log, record or page of Spark's."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from sqlalchemy import text
 
-from factories import counted, land_words
+from factories import counted
 from lake_formats import DeltaFormat
 from s3_server import BUCKET, CONN_ID, SECRET, S3Server
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
-from twophase.core.settings import data_path
 from twophase.running import Runner, stager_for
 
 #: Whatever Spark's pages show they show from these events.
@@ -61,7 +63,7 @@ def watching(home: Path) -> Iterator[Seen]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_a_submission_stages_by_credentials_that_are_seen_nowhere(
+def test_a_submission_reads_and_stages_by_credentials_that_are_seen_nowhere(
     home: Path, record: PostgresRecord, target: Any, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secrets = {SECRET, urlsplit(os.environ["AIRFLOW_CONN_DWH"]).password or ""}
@@ -70,19 +72,21 @@ def test_a_submission_stages_by_credentials_that_are_seen_nowhere(
     monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(home / "spark_jobs"))
     events = home / "events"
     events.mkdir()
-    data_path("landing/words").mkdir(parents=True)
-    rows = land_words()
-    lake = sinks.Delta(f"{S3Server.place()}/words", conn_id=CONN_ID, partition_by=["word"])
+    place = S3Server.place()
+    rows = [{"id": number, "word": "ü", "dt": date(2026, 11, 15)} for number in range(3)]
+    landed = sinks.Delta(f"{place}/landed", conn_id=CONN_ID)
+    write_deltalake(landed.location(), pa.Table.from_pylist(rows), storage_options=landed.storage.for_delta())
+    lake = sinks.Delta(f"{place}/words", conn_id=CONN_ID, partition_by=["word"])
     pipeline = Pipeline(
         "words",
-        reads={"words": sources.Files("landing/words", "json")},
+        reads={"words": sources.Interval(landed.location(), "delta", column="dt", conn_id=CONN_ID)},
         transform="copying:transform",
         writes={"lake": lake, "dwh": sinks.Postgres("words", conn_id="dwh", create=True)},
     )
     conf = {**EVENTS, "spark.eventLog.dir": events.as_uri()}
 
     with watching(home) as seen, Runner(pipeline, stager_for(pipeline, conf=conf), record=record) as runner:
-        done = runner.run()
+        done = runner.run("2026-11-15/2026-11-16")
 
     assert done is not None
     assert counted(DeltaFormat().content(lake)) == counted(rows)
@@ -108,7 +112,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def dump(record: PostgresRecord) -> str:
     """Return the record as text."""
-    tables = ("pipeline", "participant", "event", "revision")
+    tables = ("pipeline", "participant", "event", "revision", "checkpoint", "input_file")
     with record.engine.connect() as connection:
         found = [
             connection.execute(text(f"SELECT json_agg(t)::text FROM twophase.{name} t")).scalar_one() for name in tables
