@@ -13,18 +13,22 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, LongType, NestedField, StringType, TimestampType
 
 from factories import counted, write_attempt
-from lake_cases import rows, stage
+from iceberg_deletes import delete_positions, delete_values
+from lake_cases import Staged, rows, stage
 from lake_formats import CATALOG, IcebergFormat, table
 from lake_promises import DAYS, Promises
 from twophase.core.checkpoint import Key
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome
 from twophase.sinks import Iceberg
 
 FORM = IcebergFormat()
+#: Manifests are merged by every second promotion.
+MERGED = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
 
 
 class TestIceberg(Promises):
@@ -98,6 +102,105 @@ def test_expired_snapshots_take_neither_the_marker_nor_what_was_replaced(sink: I
     assert sink.stands(old.output)
     assert staged.promote().outcome is Outcome.PROMOTED
     assert counted(FORM.content(sink)) == counted([*rows(1, 3, revision=2), *rows(3)])
+
+
+# --- delete files of other writers -----------------------------------------------------------------------------------
+
+
+def paths(staged: Staged) -> list[str]:
+    """Return the data files of an attempt as the table knows them."""
+    return sorted(f"file://{path}" for path in map(str, staged.folder.glob("*.parquet")))
+
+
+@pytest.mark.parametrize("properties", [{}, {"commit.manifest-merge.enabled": "false"}, MERGED], ids=str)
+def test_rows_that_delete_files_took_out_stay_out_whatever_is_promoted_later(
+    sink: Iceberg, properties: dict[str, str]
+) -> None:
+    sink = Iceberg("db.words", path="lake/words", catalog=CATALOG, properties=properties)
+    first, other = stage(sink, 1), stage(sink, 2)
+    first.promote()
+    other.promote()
+    delete_positions(table(sink), {paths(first)[0]: [0]})
+    left = counted(FORM.content(sink))
+    assert len(left) == 7
+
+    assert stage(sink, 3).promote().outcome is Outcome.PROMOTED
+    assert counted(FORM.content(sink)) == left + counted(rows(3))
+
+    new = stage(sink, 2, 4, rows(2, 3, revision=2), revision=2, older=other)
+    new.check()
+    assert new.promote().outcome is Outcome.PROMOTED
+    assert counted(FORM.content(sink)) == left - counted(rows(2)) + counted(rows(3)) + counted(rows(2, 3, revision=2))
+    assert not list(sink.verify(new.output))
+
+
+@pytest.mark.parametrize("how", ["position", "value"])
+def test_a_checkpoint_that_delete_files_took_rows_out_of_is_not_replaced_blindly(sink: Iceberg, how: str) -> None:
+    """The rows that somebody had to take out would be back."""
+    old, other = stage(sink, 1), stage(sink, 2)
+    old.promote()
+    other.promote()
+    new = stage(sink, 1, 3, rows(1, 3, revision=2), revision=2, older=old)
+    victim = paths(old)[0]
+    if how == "position":
+        delete_positions(table(sink), {victim: [0]})
+    else:
+        delete_values(table(sink), "id", [rows(1)[0]["id"]])
+    before = FORM.commits(sink)
+
+    with pytest.raises(ManifestMismatch, match="has rows that delete files of another writer take out"):
+        new.check()
+    refused = new.promote()
+    named = [Path(problem.split()[0]).name for problem in sink.verify(old.output)]
+
+    assert refused.outcome is Outcome.FAILED
+    assert "cannot be replaced" in (refused.reason or "")
+    assert FORM.commits(sink) == before
+    assert named == [Path(victim).name] if how == "position" else len(named) == 2
+
+
+def test_a_delete_file_in_the_instant_of_a_replacement_is_not_lost(
+    sink: Iceberg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = stage(sink, 1)
+    old.promote()
+    new = stage(sink, 1, 2, rows(1, 3, revision=2), revision=2, older=old)
+    deleted: list[str] = []
+
+    def beaten(commit: Callable[[], object]) -> None:
+        if not deleted:
+            deleted.append(delete_positions(table(sink), {paths(old)[0]: [0]}))
+        commit()
+
+    FORM.committing(monkeypatch, beaten)
+
+    assert new.promote().outcome is Outcome.FAILED
+    assert len(FORM.content(sink)) == 3
+
+
+def test_delete_files_that_are_older_than_a_checkpoint_are_no_matter_of_its(sink: Iceberg) -> None:
+    stage(sink, 1).promote()
+    delete_values(table(sink), "id", [rows(2)[0]["id"]])
+    old = stage(sink, 2)
+    old.promote()
+    new = stage(sink, 2, 3, rows(2, 3, revision=2), revision=2, older=old)
+
+    new.check()
+    assert new.promote().outcome is Outcome.PROMOTED
+    assert not list(sink.verify(new.output))
+
+
+def test_values_that_are_taken_out_of_one_partition_leave_the_others_alone(sink: Iceberg) -> None:
+    sink = Iceberg("db.parts", path="lake/parts", catalog=CATALOG, partition_by=["word"])
+    sink.prepare()
+    old = stage(sink, 1, content=[row for row in rows(1) if row["word"] == "w0"])
+    other = stage(sink, 2, content=[row for row in rows(2) if row["word"] == "w1"])
+    old.promote()
+    other.promote()
+    delete_values(table(sink), "id", [101], Record("w1"))
+
+    assert not list(sink.verify(old.output))
+    assert list(sink.verify(other.output))
 
 
 MOST = "history.twophase.max-snapshots"

@@ -1,4 +1,4 @@
-"""What sources read and sinks stage by is seen nowhere: on no command line, in no plan, log, record or page of Spark's."""
+"""What a Spark job reads and stages by is seen nowhere: no command line, plan, log, record or page of Spark's has it."""
 
 from __future__ import annotations
 

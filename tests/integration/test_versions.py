@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import DataFile, DataFileContent
-from pyiceberg.table import DataScan
 from pyiceberg.types import LongType
 
+from iceberg_deletes import delete_positions, delete_values
 from s3_server import CONN_ID, SECRET, S3Server, local
 from twophase import Pipeline, run, sinks, sources
 from twophase.committer.record import PostgresRecord
@@ -352,19 +352,23 @@ def test_delta_features_that_plain_files_do_not_have_are_refused() -> None:
         clicks("delta").discover(DAY)
 
 
-def test_iceberg_delete_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    append("iceberg", rows(1))
-    plan = DataScan.plan_files
+def test_iceberg_rows_that_a_delete_file_takes_out_by_position_are_refused() -> None:
+    append("iceberg", rows(1, 2))
+    table = catalog().load_table("db.clicks")
+    [task] = table.scan().plan_files()
+    path = str(task.file.file_path)
+    deleted = delete_positions(table, {path: [0]})
 
-    def with_deletes(self: DataScan) -> Any:
-        tasks = list(plan(self))
-        for task in tasks:
-            task.delete_files.add(task.file)
-        return tasks
+    assert catalog().load_table("db.clicks").scan().to_arrow()["id"].to_pylist() == [2]
+    with pytest.raises(ConfigError, match=f"file {path} has rows that delete file {deleted} takes out"):
+        clicks("iceberg").discover(DAY)
 
-    monkeypatch.setattr(DataScan, "plan_files", with_deletes)  # no library here writes delete files
 
-    with pytest.raises(ConfigError, match="delete files"):
+def test_iceberg_rows_that_a_delete_file_takes_out_by_value_are_refused() -> None:
+    append("iceberg", rows(1, 2))
+    deleted = delete_values(catalog().load_table("db.clicks"), "id", [1])
+
+    with pytest.raises(ConfigError, match=f"delete file {deleted} takes out rows by their values"):
         clicks("iceberg").discover(DAY)
 
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
-from twophase.sinks import catalogs, iceberg_types, types
+from twophase.sinks import catalogs, iceberg_deletes, iceberg_types, types
 from twophase.sinks.lake import Lake
 from twophase.sinks.storage import Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import DataFile
+    from pyiceberg.manifest import DataFile, ManifestEntry
     from pyiceberg.table import Table as IcebergTable
     from pyiceberg.table import Transaction
     from pyiceberg.table.metadata import TableMetadata
@@ -209,16 +209,22 @@ class IcebergSnapshot(Table):
         return file.rows > 0
 
     @cached_property
-    def _files(self) -> dict[str, DataFile]:
+    def _files(self) -> dict[str, ManifestEntry]:
         """Return what of ours is in the current snapshot, by path."""
-        snapshot = self.table.current_snapshot()
         found = {}
         with explained():
-            for manifest in snapshot.manifests(self.table.io) if snapshot else ():
-                for entry in manifest.fetch_manifest_entry(self.table.io, discard_deleted=True):
-                    if entry.data_file.file_path.startswith(self.prefix):
-                        found[entry.data_file.file_path.removeprefix(self.prefix)] = entry.data_file
+            for entry in iceberg_deletes.entries(self.table, deletes=False):
+                if entry.data_file.file_path.startswith(self.prefix):
+                    found[entry.data_file.file_path.removeprefix(self.prefix)] = entry
         return found
+
+    def reduced(self, manifest: Manifest) -> list[str]:
+        """Look for delete files that take rows out of these files."""
+        there = {path: self._files[path] for path in self._paths(manifest) if path in self._files}
+        with explained():
+            found = set(iceberg_deletes.reduced(self.table, there.values()))
+        names = [path for path, entry in there.items() if entry.data_file.file_path in found]
+        return [path.removeprefix(f"{manifest.folder}/") for path in names]
 
     def standing(self) -> Mapping[str, frozenset[str]]:
         """Return the attempts in the current snapshot."""
@@ -291,7 +297,7 @@ class IcebergSnapshot(Table):
             append = update.merge_append if merges else update.fast_append
             with update.overwrite() if change.remove else append() as producer:
                 for path in self._paths(change.remove) if change.remove else ():
-                    producer.delete_data_file(self._files[path])
+                    producer.delete_data_file(self._files[path].data_file)
                 for path in self._paths(change.add):
                     producer.append_data_file(self._described(path))
             if too_many := self._too_many():

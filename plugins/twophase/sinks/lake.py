@@ -27,7 +27,7 @@ from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.relations import Relation
 from twophase.sinks.sealing import Written
 from twophase.sinks.storage import Known, Storage, Target, storage_of
-from twophase.sinks.tables import Place, Promoter, Table, Trouble, missing
+from twophase.sinks.tables import Place, Promoter, Table, Trouble, disturbed
 
 
 class Lake(Sink):
@@ -231,8 +231,9 @@ class Lake(Sink):
             return
         problem = table.objection(found.schema)
         older = place.older()
-        if problem is None and older is not None and (lost := missing(table, older)):
-            problem = f"file {lost[0]} of {older.key}, which it replaces, was rewritten or removed by another writer"
+        if problem is None and older is not None and (theirs := disturbed(table, older)):
+            path, how = theirs[0]
+            problem = f"it replaces {older.key}, whose file {path} {how}"
         if problem is None and key.revision > 1:  # before the first one nobody was, or the marker tells
             problem = self._staying(table, key, older)
         if problem:
@@ -326,9 +327,9 @@ class Lake(Sink):
             return
         yield from manifests.damages(place.staged, found, self.storage)
         table = self._current()
-        lost = missing(table, found) if table is not None else [file.path for file in found.files]
-        for path in lost:
-            yield f"{place.staged}/{path} is not in the table: another writer rewrote or removed it"
+        gone = [(file.path, "is not in the table: there is none any more") for file in found.files]
+        for path, how in disturbed(table, found) if table is not None else gone:
+            yield f"{place.staged}/{path} {how}"
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
         """Yield the attempts in the table that no committed checkpoint knows; what other writers put in is theirs."""

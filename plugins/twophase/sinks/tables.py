@@ -67,6 +67,10 @@ class Table(ABC):
     def standing(self) -> Mapping[str, frozenset[str]]:
         """Return what of ours is in the table: the folders of attempts, and which files of each. Listed once."""
 
+    def reduced(self, manifest: Manifest) -> list[str]:  # noqa: ARG002 - in most tables that cannot be
+        """Return the files of a manifest that are in the table without all their rows."""
+        return []
+
     @abstractmethod
     def notes(self) -> Iterator[str]:
         """Yield what the table's history says of our commits, the newest first, as far as it is kept."""
@@ -300,10 +304,11 @@ class Promoter:
         if objection := table.objection(schema_of(self.manifest)):
             raise Refused(objection)
         older = self.place.older()
-        if older is not None and (lost := missing(table, older)):
+        if older is not None and (found := disturbed(table, older)):
+            path, how = found[0]
             msg = (
-                f"checkpoint {older.key} cannot be replaced: its file {lost[0]} and {len(lost) - 1} more are not in the"
-                " table any more, another writer rewrote or removed them; put it back, for instance by a restore"
+                f"checkpoint {older.key} cannot be replaced: its file {path} {how}, and {len(found) - 1} more likewise;"
+                " put it back, for instance by a restore"
             )
             raise Refused(msg)
         note = note_of(self.key, self.attempt, self.manifest["digest"])
@@ -317,7 +322,11 @@ class Promoter:
             return Promotion(Outcome.RETRY_LATER, str(error))
 
 
-def missing(table: Table, manifest: Manifest) -> list[str]:
-    """Return the files of a manifest that are not in the table."""
+def disturbed(table: Table, manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the files of a manifest that other writers have changed the rows of, and how."""
     there = table.standing().get(manifest.folder or "", frozenset())
-    return [file.path for file in manifest.files if table.takes(file) and file.path not in there]
+    gone = [file.path for file in manifest.files if table.takes(file) and file.path not in there]
+    return [
+        *((path, "is not in the table any more: it was rewritten or removed by another writer") for path in gone),
+        *((path, "has rows that delete files of another writer take out") for path in table.reduced(manifest)),
+    ]

@@ -184,6 +184,7 @@ def iceberg(catalog: Catalog, name: str, storage: Storage, who: str) -> Version 
 
 
 def _current(table: IcebergTable, storage: Storage, who: str) -> Version:
+    from twophase.sinks.iceberg_deletes import by_value, entries
     from twophase.sinks.iceberg_types import simple
 
     if table.metadata.format_version > 2:  # noqa: PLR2004 - the newest whose files are all there is
@@ -192,6 +193,8 @@ def _current(table: IcebergTable, storage: Storage, who: str) -> Version:
     _check_history(table, schema, who)
     snapshot = table.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot else "none"
+    for delete in filter(by_value, entries(table, deletes=True)):
+        raise _refuse(who, f"delete file {delete.data_file.file_path} takes out rows by their values")
     tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files()) if snapshot else []
     columns = tuple(Column(field.name, simple(field.field_type)) for field in schema.fields)
     specs = {task.file.spec_id for task in tasks}
@@ -210,8 +213,8 @@ def _current(table: IcebergTable, storage: Storage, who: str) -> Version:
 def _planned(task: FileScanTask, storage: Storage, who: str) -> str:
     """Return the path of a file of a snapshot, if its rows are just those in it."""
     path = str(task.file.file_path)
-    if task.delete_files:
-        raise _refuse(who, f"file {path} has rows that delete files take out")
+    for delete in task.delete_files:
+        raise _refuse(who, f"file {path} has rows that delete file {delete.file_path} takes out")
     if str(task.file.file_format).rpartition(".")[2].upper() != "PARQUET":
         raise _refuse(who, f"file {path} is no Parquet")
     scheme, below = path.split("://", 1) if "://" in path else ("", path)
