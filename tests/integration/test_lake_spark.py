@@ -15,7 +15,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from chaos.holding import let_retention_be_over
 from factories import Row, counted, land_words
 from twophase import Pipeline, audits, committed_files, read_committed, run, sinks, sources
+from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
+from twophase.core.checkpoint import Revision
 from twophase.core.errors import ConfigError, Swept
 from twophase.core.settings import data_path
 from twophase.core.states import State
@@ -139,22 +141,56 @@ def test_a_replacement_is_one_step_and_time_travel_reads_what_it_replaced_until_
         read_committed(spark, "words", "lake", as_of=2)
 
 
-def test_another_pipeline_reads_each_checkpoint_once(
+def test_another_pipeline_reads_each_commit_once_and_anew_what_was_replaced(
     spark: SparkSession, record: PostgresRecord, table: Format
 ) -> None:
     rows = land_words(files=2, rows=2)
-    runner(spark, record, words(table.sink("lake/words", partition_by=["word"]), "clean"))
-    sink = table.sink("lake/counts")
-    hop = Pipeline(
-        "counts",
-        reads={"rows": sources.Committed("clean", "lake")},
-        transform=lambda rows: rows.drop("revision"),
-        writes={"lake": sink},
-    )
+    clean = runner(spark, record, words(table.sink("lake/words", partition_by=["word"]), "clean"))
+    sink = table.sink("lake/copied", partition_by=["word"])
+    reads = {"rows": sources.Committed("clean", "lake")}
+    hop = Pipeline("copied", reads=reads, transform=lambda rows: rows, writes={"lake": sink})
+    copied = Runner(hop, InProcess(spark, hop.transform), record=record)
 
-    assert run(hop, spark) is not None
-    assert run(hop, spark) is None
-    assert counted(table.read(sink).to_dicts()) == counted(rows)
+    taken, nothing = copied.run(), copied.run()
+    rows += land_words(rows=2, start=2)
+    clean.run()
+    third = copied.run()
+
+    assert taken is not None
+    assert third is not None
+    assert (taken.rows, nothing, third.rows) == (4, None, 2)
+    assert ranges(record, taken, third) == [(1, 3), (3, 4)]
+    assert counted(table.read(sink).to_dicts()) == counted(first(rows))
+
+    clean.replace(2)
+
+    assert copied.run() is None
+    assert stale(record) == [("copied", 1)]
+    assert counted(table.read(sink).to_dicts()) == counted(first(rows))
+
+    again = copied.replace(1)
+
+    assert stale(record) == []
+    assert ranges(record, again) == [(1, 3)]
+    now = counted([*first(rows[:2]), *first(rows[2:4], 2), *first(rows[4:])])
+    assert counted(table.read(sink).to_dicts()) == now
+    for seq, expected in ((1, first(rows[:4])), (2, first(rows))):
+        then = read_committed(spark, "copied", "lake", as_of=seq).drop("checkpoint")
+        assert counted(row.asDict() for row in then.collect()) == counted(expected)
+    upstream = read_committed(spark, "clean", "lake", as_of=3).drop("checkpoint")
+    assert counted(row.asDict() for row in upstream.collect()) == counted(first(rows))
+    assert differences(record, hop) == []
+
+
+def ranges(record: PostgresRecord, *revisions: Revision) -> list[tuple[int, int]]:
+    """Return which commits upstream were read, as the record has it."""
+    with record.transaction() as tx:
+        return [tx.inputs(revision.key)["rows"].ranges["commit_seq"] for revision in revisions]
+
+
+def stale(record: PostgresRecord) -> list[tuple[str, int]]:
+    with record.engine.connect() as connection:
+        return [(row["pipeline"], row["checkpoint_id"]) for row in queries.stale(connection, None)]
 
 
 def test_values_of_every_type_come_back_equal(spark: SparkSession, record: PostgresRecord, table: Format) -> None:
