@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table, Transaction
 
 from factories import Row
-from twophase.sinks import Delta, Iceberg
+from twophase.sinks import Delta, Iceberg, catalogs
 from twophase.sinks.lake import Lake
 
 if TYPE_CHECKING:
@@ -62,11 +60,7 @@ CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
 def table(sink: Lake) -> Table:
     """Load the table as somebody else does, with a catalog of one's own."""
     assert isinstance(sink, Iceberg)
-    catalog = sink.catalog
-    if isinstance(catalog, str):
-        uri = os.environ[f"AIRFLOW_CONN_{catalog.upper()}"]
-        catalog = {"uri": uri.replace("postgres://", "postgresql+psycopg2://")}
-    return SqlCatalog("default", **catalog, **sink.storage.for_iceberg()).load_table(sink.table)
+    return catalogs.client("a test", sink.catalog, sink.storage).load_table(sink.table)
 
 
 class IcebergFormat:

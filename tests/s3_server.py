@@ -211,18 +211,20 @@ def _cut(*ends: socket.socket) -> None:
 def losing_reply(port: int, request: bytes) -> Iterator[tuple[int, threading.Event]]:
     """Put a relay before the server; yield its port, and what is set once the reply was lost."""
     relay = Relay(port, request)
+    clients: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
     def accept() -> None:
         with suppress(OSError):
             while True:
-                threads.append(threading.Thread(target=relay.serve, args=listening.accept()[:1], daemon=True))
+                clients.append(listening.accept()[0])
+                threads.append(threading.Thread(target=relay.serve, args=clients[-1:], daemon=True))
                 threads[-1].start()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         accepting = threading.Thread(target=accept, daemon=True)
         accepting.start()
         yield listening.getsockname()[1], relay.lost
-        _cut(listening)
+        _cut(listening, *clients)
         for thread in (accepting, *threads):
             thread.join(30)
