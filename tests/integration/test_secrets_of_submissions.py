@@ -1,4 +1,4 @@
-"""What a Spark job reads and stages by is seen nowhere: no command line, plan, log, record or page of Spark's has it."""
+"""What a Spark job reads and stages by is seen nowhere: in no command line, plan, log, record or page of Spark's."""
 
 from __future__ import annotations
 
