@@ -22,7 +22,13 @@ from twophase.sinks.postgres import Postgres
 from twophase.sinks.write_ahead import WriteAhead
 
 Row = dict[str, Any]
-_TYPES = {"bigint": pa.int64(), "string": pa.string()}
+_TYPES = {
+    "bigint": pa.int64(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
 
 
 class Rows(NamedTuple):

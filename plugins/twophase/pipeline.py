@@ -53,7 +53,7 @@ class Pipeline:
         self._check_parts("read", self.reads, Source)
         self._check_parts("write", self.writes, Sink)
         for name, sink in self.writes.items():
-            sink.join(self.name, name)
+            sink.join(self.name, name, slotted=self.slotted)
         for reserved in sorted(RESERVED):
             if reserved in self.reads:
                 msg = (
@@ -95,7 +95,7 @@ class Pipeline:
         return found
 
     def _check_slots(self) -> None:
-        """Refuse reads that cannot share a barrier, and slot folders without slots."""
+        """Refuse reads that cannot share a barrier, and places for slots without slots."""
         versioned = {name: source for name, source in self.reads.items() if not source.unversioned}
         if not versioned:
             msg = f"pipeline {self.name!r}: every read is a lookup table; expected one that brings new input"
@@ -109,7 +109,7 @@ class Pipeline:
             raise ConfigError(msg)
         for name, sink in self.writes.items():
             if sink.slotted and not self.slotted:
-                msg = f"pipeline {self.name!r}: write {name!r} has slot folders, but no read goes by intervals"
+                msg = f"pipeline {self.name!r}: write {name!r} has places for slots, but no read goes by intervals"
                 raise ConfigError(msg)
 
     def _check_audits(self) -> None:
@@ -189,9 +189,10 @@ class Pipeline:
         new = self.declaration()
         problems = []
         place = ("path", "table", "catalog", "committer", "idempotent")
+        kept = ("class", "format", "partition_by", "slot_folder", "slot_column")
         for what, fixed, while_pending in (
             ("reads", ("class", "format"), place),
-            ("writes", ("class", "format", "partition_by", "slot_folder"), (*place, "mode", "key", "attach")),
+            ("writes", kept, (*place, "mode", "key", "attach")),
         ):
             one = what[:-1]
             for name, before in old[what].items():

@@ -114,10 +114,15 @@ class Stage:
         """Return the rows as the transform gives them to the sink."""
         return self.spark.createDataFrame([(row["id"], row["word"]) for row in rows], _SCHEMA).coalesce(1)
 
+    def slot(self, key: Key) -> str | None:  # noqa: ARG002 - for sinks where it matters
+        """Return the slot that a checkpoint stands for; None: it stands for none."""
+        return None
+
     def attempt(self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None) -> Staged:
         """Stage one attempt of a revision."""
         made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
-        place = self.sink.place(key, attempt, secrets.token_hex(4), older=of.output if of else None)
+        older = of.output if of else None
+        place = self.sink.place(key, attempt, secrets.token_hex(4), slot=self.slot(key), older=older)
         manifest = self.sink.stage(self.frame(made), key, attempt, "contract", place)
         self.decided += 1
         handle = {**place, "commit_seq": self.decided, "timestamp": "2026-01-01T00:00:00+00:00"}

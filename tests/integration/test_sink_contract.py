@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from senders import kept
 from spark_session import local_session
 from twophase import committers, sinks
 from twophase.committers import CheckpointCommitter
+from twophase.core.checkpoint import Key
+from twophase.core.slots import Slot
 from twophase.sinks import sending
 from twophase.sinks.base import Sink
 from twophase.sinks.lake import Lake
@@ -113,6 +116,38 @@ class TestPostgresReplace(InPostgres):
 
     def expected(self, *promoted: Staged) -> Rows:
         return promoted[-1].rows if promoted else []
+
+
+class Days(Stage):
+    """Stages each checkpoint as a day of its own."""
+
+    def slot(self, key: Key) -> str:
+        start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=key.checkpoint_id)
+        return Slot.between(start, start + timedelta(days=1)).text
+
+    def frame(self, rows: Rows) -> DataFrame:
+        return super().frame(rows).withColumn("day", functions.expr("date_add(DATE'2026-01-01', int(id / 100))"))
+
+
+class ByDay(InPostgres):
+    """A table that is replaced day by day."""
+
+    @pytest.fixture
+    def stage(self, sink: Sink) -> Stage:
+        sink.join("contract", "contract", slotted=True)
+        stage = Days(local_session(), sink)
+        sink.prepare(stage.slot(Key("contract", 1, 1)))
+        return stage
+
+
+@pytest.mark.slow
+class TestPostgresReplaceBySlots(ByDay):
+    arguments = {"mode": "replace"}  # noqa: RUF012 - never changed
+
+
+@pytest.mark.slow
+class TestPostgresReplaceBySlotColumn(ByDay):
+    arguments = {"mode": "replace", "slot_column": "day"}  # noqa: RUF012 - never changed
 
 
 class Sent(SinkContract):

@@ -274,7 +274,7 @@ def test_a_wrong_slot_folder_is_named(arguments: dict[str, Any], named: str) -> 
 
 
 def test_slot_folders_need_a_read_that_goes_by_slots(home: Path) -> None:
-    with pytest.raises(ConfigError, match="write 'lake' has slot folders, but no read goes by intervals"):
+    with pytest.raises(ConfigError, match="write 'lake' has places for slots, but no read goes by intervals"):
         Pipeline(
             "daily",
             reads={"words": sources.Files("landing", "json")},

@@ -83,8 +83,8 @@ class Sink(Declared):
     def location(self) -> str:
         """Return what nobody else may write to: two pipelines on one location are refused."""
 
-    def join(self, pipeline: str, name: str) -> None:
-        """Hear which pipeline declares it, and under which name: both are stable over restarts."""
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
+        """Hear which pipeline declares it, under which name, and whether it goes by slots: all outlive restarts."""
 
     def connections(self) -> tuple[str, ...]:
         """Return the ids of the connections that `stage` needs: they reach the Spark driver by its environment."""
@@ -142,7 +142,7 @@ class Sink(Declared):
     def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - for sinks that can
         """Return the rows that a staged output would change, as they are and as they would be.
 
-        For sinks that go by keys. None: a revision is compared with the one that it replaces.
+        For sinks that go by keys, or take out rows of others. None: it is compared with the one that it replaces.
         """
         return None
 
@@ -183,8 +183,8 @@ class Sink(Declared):
 
     # --- reading: for sinks that can be read by the record -----------------------------------------------------------
 
-    def check_readable(self) -> None:
-        """Raise ConfigError unless decided revisions can be read by the record."""
+    def check_readable(self, outputs: Sequence[Output] = ()) -> None:  # noqa: ARG002 - for sinks where it depends
+        """Raise ConfigError unless decided revisions, these if any, can be read by the record."""
         if type(self).read is Sink.read:
             self._refuse("it cannot be read by the record; read it with its own tools")
 

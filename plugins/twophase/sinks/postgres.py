@@ -6,7 +6,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
@@ -14,14 +15,18 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Schema
 from twophase.core.ports import Promotion
 from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.pg import database, history, promoting, staging
+from twophase.sinks.pg import database, history, promoting, slots, staging
 from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import order_of
 from twophase.sinks.pg.promoting import Mode, Promoter
 from twophase.sinks.pg.relations import Place, Rows
+from twophase.sinks.pg.slots import SlotRows
 from twophase.sinks.pg.staging import CHANGE, CHECKPOINT, Columns
 from twophase.sinks.rowsets import RowSet
+
+if TYPE_CHECKING:
+    from psycopg2.sql import Composable
 
 MODES = ("append", "upsert", "retract", "replace")
 _BY_KEY = ("upsert", "retract")
@@ -46,6 +51,7 @@ class Postgres(Sink):
         create: bool = False,
         attach: bool = False,
         history: int | None = None,
+        slot_column: str | None = None,
         staging_conn_id: str | None = None,
         staging_schema: str = STAGING,
     ) -> None:
@@ -53,7 +59,8 @@ class Postgres(Sink):
 
         `append` adds rows, which carry their checkpoint in `_checkpoint`; `upsert` changes or adds by `key`; `retract`
         applies a changelog by `key`, whose column `_change` says +I, -U, +U or -D; `replace` puts a checkpoint in the
-        place of the whole table. `create` makes the target, and adds columns that are new.
+        place of the whole table, and a slot in the place of the slot's rows: those of its checkpoint, or with
+        `slot_column` all whose column lies in the slot. `create` makes the target, and adds columns that are new.
         With `attach` the target is partitioned by `_checkpoint`, and a checkpoint becomes a partition as it is.
         What `upsert` and `retract` overwrite is kept, so that a checkpoint can be run again or come late; `history`
         says of how many checkpoints, the latest ones: None of all, 0 of none.
@@ -66,6 +73,8 @@ class Postgres(Sink):
         self.create = create
         self.attach = attach
         self.history = history
+        self.slot_column = slot_column
+        self._by_slots = False
         self.staging_conn_id = staging_conn_id
         self.staging_schema = staging_schema
         self.target = Table.parse(self.table)
@@ -89,6 +98,9 @@ class Postgres(Sink):
         if self.history is not None and (self.history < 0 or self.mode not in _BY_KEY):
             msg = f"{which}: history={self.history}; expected 0, 1, 2 … with mode {' or '.join(_BY_KEY)}"
             raise ConfigError(msg)
+        if self.slot_column is not None and self.mode != "replace":
+            msg = f"{which}: slot_column={self.slot_column!r} with mode {self.mode!r}; only what is replaced has one"
+            raise ConfigError(msg)
         if not _SCHEMA.fullmatch(self.staging_schema):
             msg = f"{which}: staging_schema {self.staging_schema!r}: expected small letters, digits and _"
             raise ConfigError(msg)
@@ -103,6 +115,7 @@ class Postgres(Sink):
             "create": self.create,
             "attach": self.attach,
             "history": self.history,
+            "slot_column": self.slot_column,
             "staging_conn_id": self.staging_conn_id,
             "staging_schema": self.staging_schema,
         }
@@ -119,10 +132,19 @@ class Postgres(Sink):
     def _staging_conn_id(self) -> str:
         return self.staging_conn_id or self.conn_id
 
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - its place is its name
+        """Hear whether the pipeline goes by slots: then `replace` means the slot's rows."""
+        self._by_slots = slotted
+
+    @property
+    def slotted(self) -> bool:
+        """Say whether a slot owns the rows that a column says."""
+        return self.slot_column is not None
+
     @property
     def ordered(self) -> bool:  # type: ignore[override]
-        """What comes later wins, so nothing may overtake; appended rows do not get into each other's way."""
-        return self.mode != "append"
+        """What comes later wins, so nothing may overtake; appended rows and slots do not get into each other's way."""
+        return self.mode in _BY_KEY or (self.mode == "replace" and not (self._by_slots or self.slotted))
 
     def objection(self, *, latest: bool) -> str | None:
         """Refuse what would bring an older state back, and what others may have been computed from."""
@@ -144,13 +166,12 @@ class Postgres(Sink):
         import psycopg2
         from psycopg2 import sql
 
-        if slot is not None and self.mode != "append" and not self._mode.keeps:
-            what = "history=0" if self.key else f"mode {self.mode!r}"
-            msg = f"sinks.Postgres {self.table!r}: with {what} there is no order between slots; use append or an upsert"
+        if slot is not None and self.mode in _BY_KEY and not self._mode.keeps:
+            msg = f"sinks.Postgres {self.table!r}: with history=0 there is no order between slots; keep some, or append"
             raise ConfigError(msg)
         try:
             with database.committed(self.conn_id) as cursor:
-                self._check_target(cursor, staging.columns_of(cursor, self.target))
+                self._check_target(cursor, staging.columns_of(cursor, self.target), slot)
                 promoting.create_markers(cursor)
                 self._check_rights(cursor)
             with database.committed(self._staging_conn_id) as cursor:
@@ -164,14 +185,19 @@ class Postgres(Sink):
             msg = f"sinks.Postgres {self.table!r}: connection {self.conn_id}: {database.one_line(error)}"
             raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
 
-    def _check_target(self, cursor: Any, columns: dict[str, str] | None) -> None:  # noqa: ANN401 - a cursor
+    def _check_target(self, cursor: Any, columns: dict[str, str] | None, slot: str | None) -> None:  # noqa: ANN401 - a cursor
         which = f"sinks.Postgres {self.table!r}"
         if columns is None:
             if not self.create:
                 msg = f"{which}: the table is not there; make it, or declare create=True"
                 raise ConfigError(msg)
             return
-        if self.mode == "append" and columns.get(CHECKPOINT) != "bigint":
+        if self.slot_column is not None:
+            slots.check_column(cursor, which, self.slot_column, columns.get(self.slot_column), slot)
+            marked = CHECKPOINT in columns
+        else:
+            marked = self.mode == "append" or (self.mode == "replace" and (self._by_slots or slot is not None))
+        if marked and columns.get(CHECKPOINT) != "bigint":
             found = columns.get(CHECKPOINT, "none")
             msg = (
                 f"{which}: expected a column {CHECKPOINT} bigint, found {found}; add it, rows say by it whose they are"
@@ -241,11 +267,25 @@ class Postgres(Sink):
             "staging": [self.staging_schema, name],
             "target": list(self.target),
         }
-        if self.key:
+        place |= self._slot_place(slot)
+        if self.key or self.slot_column is not None:
             place["order"] = order_of(key.checkpoint_id, slot)
         if older is not None:
             place["replaces"] = older.key.revision
         return place
+
+    def _slot_place(self, slot: str | None) -> dict[str, Any]:
+        """Say which rows are the slot's, if it takes their place: its checkpoint's, or those that a column says."""
+        if slot is None and self.slot_column is not None:
+            msg = f"sinks.Postgres {self.table!r}: slot_column={self.slot_column!r}, but there is no slot; give it one"
+            raise ConfigError(msg)
+        if slot is None or self.mode != "replace":
+            return {}
+        return {"slot": slot} if self.slot_column is None else {"slot": slot, "slot_column": self.slot_column}
+
+    def _by_checkpoint(self, handle: Json) -> bool:
+        """Say whether rows carry their checkpoint's number, and are told apart by it."""
+        return self.mode == "append" or ("slot" in handle and "slot_column" not in handle)
 
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401, ARG002 - a DataFrame
         """Let the executors load the rows into the staging table."""
@@ -264,6 +304,9 @@ class Postgres(Sink):
             there = staging.columns_of(cursor, self.target)
             changes = self.mode == "retract"
             columns = staging.plan(_which(key, sink), schema, there, create=self.create, changes=changes)
+            if rows := SlotRows.of(handle):
+                kind = columns[rows.column][0] if rows.column in columns else None
+                slots.check_column(cursor, _which(key, sink), rows.column, kind, rows.slot.text)
             checkpoint = key.checkpoint_id if self.attach else None
             staging.create(cursor, Table(*handle["staging"]), columns, checkpoint)
         return columns
@@ -274,6 +317,8 @@ class Postgres(Sink):
         hit("stage.written")
         with database.committed(self._staging_conn_id) as cursor:
             staging.finish(cursor, which, table, columns, self.key)
+            if rows := SlotRows.of(handle):
+                rows.check_staged(cursor, which, table, columns[rows.column][0])
             found = staging.look(cursor, table)
             cursor.execute("SELECT pg_total_relation_size(%s)", (f'"{table.schema}"."{table.name}"',))
             size = cursor.fetchone()[0]
@@ -298,11 +343,15 @@ class Postgres(Sink):
             marker = promoter.marker(cursor)
             later = promoter.later(cursor)
             forgotten = promoter.has_no_place(cursor)
+            shared = promoter.shared(cursor)
         if marker is None and later:
             msg = f"checkpoint {key}: {later}"
             raise ManifestMismatch(msg)
         if forgotten:
             msg = f"checkpoint {key}: {forgotten}; a longer history= keeps more from now on"
+            raise ConfigError(msg)
+        if shared:
+            msg = f"checkpoint {key}: {shared}"
             raise ConfigError(msg)
         if marker is not None:
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
@@ -317,22 +366,31 @@ class Postgres(Sink):
         return Rows(self.conn_id, Place(Table(*handle["staging"])), manifest["schema"])
 
     def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - likewise
-        """Return the rows whose keys are staged, as they are and as they would be."""
-        if self.mode not in _BY_KEY:
-            return None
+        """Return the rows whose keys are staged, or that are the slot's, as they are and as they would be."""
         table = Table(*handle["staging"])
         schema = [column for column in manifest["schema"] if column[0] != CHANGE]
-        now, then = staging.changing(table, self.target, self.key, [name for name, _ in schema], self.mode)
+        rows, then = SlotRows.of(handle), None
+        if rows is None and self.mode not in _BY_KEY:
+            return None
         with self._looking() as cursor:
             there = staging.columns_of(cursor, self.target)
-        before = Rows(self.conn_id, Place(self.target, where=now), schema, "before")
+            if rows is not None:
+                now = rows.where(cursor, self.target)
+            else:
+                now, then = staging.changing(table, self.target, self.key, [name for name, _ in schema], self.mode)
         after = Rows(self.conn_id, Place(table, instead=then), schema, "after")
-        return (after.nothing() if there is None else before), after
+        if there is None:
+            return after.nothing(), after
+        known = [column for column in schema if column[0] in there]
+        return Rows(self.conn_id, Place(self.target, where=now), known, "before"), after
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
-        return Promoter(self.conn_id, self._mode, key, handle, manifest)
+        mode = self._mode
+        if self._by_checkpoint(handle):  # a slot is one checkpoint: to replace its rows is to append the next revision
+            mode = replace(mode, name="append")
+        return Promoter(self.conn_id, mode, key, handle, manifest)
 
     @property
     def _mode(self) -> Mode:
@@ -400,12 +458,18 @@ class Postgres(Sink):
                 yield from self._verify_keys(cursor, output)
             if self.mode in _BY_KEY or (self.mode == "replace" and not self.stands(output)):
                 return
-            mine = sql.SQL(" WHERE {} = %s" if self.mode == "append" else "").format(sql.Identifier(CHECKPOINT))
-            query = sql.SQL("SELECT count(*) FROM {}").format(self.target.sql) + mine
-            cursor.execute(query, (output.key.checkpoint_id,) if self.mode == "append" else None)
+            mine = self._mine(cursor, output) or sql.SQL("")
+            cursor.execute(sql.SQL("SELECT count(*) FROM {} {}").format(self.target.sql, mine))
             rows = cursor.fetchone()[0]
         if rows != output.manifest["rows"]:
             yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"
+
+    def _mine(self, cursor: Any, output: Output) -> Composable | None:  # noqa: ANN401 - a cursor
+        """Return the condition for the rows of a revision that stands; None: they are all."""
+        if self._by_checkpoint(output.handle):
+            return staging.of_checkpoint(output.key.checkpoint_id)
+        rows = SlotRows.of(output.handle)
+        return rows.where(cursor, self.target) if rows else None
 
     def _verify_keys(self, cursor: Any, output: Output) -> Iterator[str]:  # noqa: ANN401 - a cursor
         """Compare the keys that a checkpoint changed, as the history has them, with its rows and the table."""
@@ -423,7 +487,8 @@ class Postgres(Sink):
         """Yield the checkpoints that appended rows name and no committed revision does."""
         from psycopg2 import sql
 
-        if self.mode != "append":
+        known = list(known)
+        if self.mode != "append" and not any(self._by_checkpoint(output.handle) for output in known):
             return
         with self._looking() as cursor:
             if staging.columns_of(cursor, self.target) is None:
@@ -440,7 +505,7 @@ class Postgres(Sink):
         from psycopg2 import sql
 
         last = "SELECT checkpoint_id, revision FROM {} WHERE pipeline = %s AND target = %s{} ORDER BY {} DESC LIMIT 1"
-        whole = self.mode == "replace"  # then any later checkpoint takes its place, too
+        whole = self.mode == "replace" and "slot" not in output.handle  # then any later checkpoint takes its place, too
         mine = sql.SQL("" if whole else " AND checkpoint_id = %s")
         query = sql.SQL(last).format(
             promoting.MARKERS.sql, mine, sql.Identifier("promoted_at" if whole else "revision")
@@ -454,23 +519,27 @@ class Postgres(Sink):
 
     def committed(self, output: Output) -> RowSet:
         """Return the rows of a decided revision, as long as they are the ones in the target."""
-        from psycopg2 import sql
-
         if self.mode in _BY_KEY:
             self._refuse(f"what a checkpoint of mode {self.mode!r} changed is not told apart once it is committed")
         if not self.stands(output):
             msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
             raise Swept(msg)
-        mine = None
-        if self.mode == "append":
-            condition = sql.SQL("WHERE {} = {}")
-            mine = condition.format(sql.Identifier(CHECKPOINT), sql.Literal(output.key.checkpoint_id))
+        with self._looking() as cursor:
+            mine = self._mine(cursor, output)
         return Rows(self.conn_id, Place(self.target, where=mine), output.manifest["schema"], "committed")
 
-    def check_readable(self) -> None:
+    def check_readable(self, outputs: Sequence[Output] = ()) -> None:
         """Raise ConfigError unless rows say whose they are."""
-        if self.mode != "append":
+        whole = self.mode == "replace" and not all("slot" in output.handle for output in outputs)
+        if self.mode in _BY_KEY or whole:
             self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
+        if self.slot_column is not None:
+            with self._looking() as cursor:
+                columns = staging.columns_of(cursor, self.target) or {}
+            if CHECKPOINT not in columns:
+                self._refuse(
+                    f"rows do not say whose they are; read the table itself, or add a column {CHECKPOINT} bigint"
+                )
 
     def reading_connections(self) -> tuple[str, ...]:
         """Return the connection that rows are read by."""
@@ -480,7 +549,7 @@ class Postgres(Sink):
         """Return a frame over the rows of decided revisions that still stand."""
         from twophase.sinks.pg import reading
 
-        self.check_readable()
+        self.check_readable(outputs)
         for output in outputs:
             if not self.stands(output):
                 msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"

@@ -143,7 +143,7 @@ class WriteAhead(Sink):
         """Return what remembers what was sent, of no job and operator yet."""
         return CheckpointCommitter.load(self._committer)
 
-    def join(self, pipeline: str, name: str) -> None:
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - slots are sent alike
         """Take the names of the pipeline and the write as job id and operator id."""
         if self._owner not in {None, (pipeline, name)}:
             mine = "/".join(self._owner or ())

@@ -59,7 +59,7 @@ class Committed(Source):
             standing = progress.committed(self.pipeline, self.sink, start, None, self.max_checkpoints)
             end = standing.end if standing.outputs else start
         if standing.upstream:
-            Sink.load(dict(standing.upstream["sink"])).check_readable()
+            Sink.load(dict(standing.upstream["sink"])).check_readable(standing.outputs)
         return Input(ranges={SEQ: (start, end)}, outputs=standing.outputs, upstream=standing.upstream)
 
     def check(self, fixed: Input) -> None:

@@ -2,7 +2,7 @@
 
 marker row ── already there? ─→ nothing to do          the primary key decides between two promoters
 │
-take out what the older revision put in (a replacement)
+take out what the older revision put in (a replacement), or what the slot has
 put the staged rows in, or attach the staging table; by key: keep what they overwrite (history.py)
 drop the staging table
 │
@@ -21,6 +21,7 @@ from twophase.sinks.pg import database, history, staging
 from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import History, Order
+from twophase.sinks.pg.slots import SlotRows
 from twophase.sinks.pg.staging import CHANGE, CHECKPOINT
 
 #: Where the markers are.
@@ -82,6 +83,7 @@ class Promoter:
         self.manifest = manifest
         self.target = Table(*handle["target"])
         self.staged = Table(*handle["staging"])
+        self.slot_rows = SlotRows.of(handle)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -209,23 +211,45 @@ class Promoter:
         staging.drop(cursor, self.staged)
 
     def _put(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
-        """Insert the rows, in the place of the older revision's or of all."""
+        """Insert the rows, in the place of the older revision's, of the slot's or of all."""
         from psycopg2 import sql
 
+        if not self._make_room(cursor):
+            return  # a replay: what came later has the place
         names = [sql.Identifier(name) for name in columns]
         values: list[Any] = list(names)
-        if self.mode.name == "replace":
-            if self._overtaken(cursor):
-                return  # a replay: what came later has the table
-            cursor.execute(sql.SQL("DELETE FROM {}").format(self.target.sql))
-        else:
-            if self._older(cursor) is not None:  # by its marker: its write may have had another name then
-                taken_out = sql.SQL("DELETE FROM {} WHERE {} = %s").format(self.target.sql, sql.Identifier(CHECKPOINT))
-                cursor.execute(taken_out, (self.key.checkpoint_id,))
+        there = staging.columns_of(cursor, self.target) or {}
+        if self.mode.name == "append" or (self.slot_rows and CHECKPOINT in there):
             names.append(sql.Identifier(CHECKPOINT))
             values.append(sql.Literal(self.key.checkpoint_id))
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}")
         cursor.execute(insert.format(self.target.sql, *map(sql.SQL(", ").join, (names, values)), self.staged.sql))
+        if self.slot_rows:
+            self.slot_rows.lock(cursor, self.key, self.target)
+            if why := self.shared(cursor):
+                raise Refused(why)
+
+    def _make_room(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Take out what the rows take the place of; False: a later checkpoint has taken it since."""
+        from psycopg2 import sql
+
+        if self.mode.name == "replace" and self.slot_rows is None:
+            if self._overtaken(cursor):
+                return False
+            cursor.execute(sql.SQL("DELETE FROM {}").format(self.target.sql))
+            return True
+        if self.slot_rows:
+            mine = self.slot_rows.where(cursor, self.target)
+        elif self._older(cursor) is not None:  # by its marker: its write may have had another name then
+            mine = staging.of_checkpoint(self.key.checkpoint_id)
+        else:
+            return True
+        cursor.execute(sql.SQL("DELETE FROM {} {}").format(self.target.sql, mine))
+        return True
+
+    def shared(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
+        """Say which other slot has rows of this one's; None: none has."""
+        return self.slot_rows.shared(cursor, MARKERS, self.key, self.target) if self.slot_rows else None
 
     # --- by key ------------------------------------------------------------------------------------------------------
 
@@ -391,8 +415,9 @@ class Promoter:
                 else sql.SQL("")
             )
             cursor.execute(sql.SQL("CREATE TABLE {} ({}){}").format(self.target.sql, sql.SQL(", ").join(lines), by))
-            if self.mode.name == "append" and not self.mode.attach:
-                index = sql.SQL("CREATE INDEX ON {} ({})").format(self.target.sql, sql.Identifier(CHECKPOINT))
+            by_checkpoint = CHECKPOINT if self.mode.name == "append" and not self.mode.attach else None
+            if indexed := self.slot_rows.column if self.slot_rows else by_checkpoint:
+                index = sql.SQL("CREATE INDEX ON {} ({})").format(self.target.sql, sql.Identifier(indexed))
                 cursor.execute(index)
             return
         for name, kind in columns.items():

@@ -319,6 +319,13 @@ def columns_of(cursor: Any, table: Table) -> dict[str, str] | None:  # noqa: ANN
     return dict(cursor.fetchall())
 
 
+def of_checkpoint(checkpoint_id: int) -> Composable:
+    """Return the condition for the rows that carry a checkpoint's number."""
+    from psycopg2 import sql
+
+    return sql.SQL("WHERE {} = {}").format(sql.Identifier(CHECKPOINT), sql.Literal(checkpoint_id))
+
+
 def schema_of(frame: DataFrame) -> Schema:
     """Return a frame's columns as the record keeps them."""
     return tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
