@@ -1,9 +1,11 @@
-"""Executors without the ADBC wheel: Spark's JDBC writer loads the same rows, each partition once."""
+"""Executors without the ADBC wheel: Spark's JDBC writer loads the same rows, each once, and its reader reads them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ from sqlalchemy.engine import make_url
 
 from hard_values import ROWS, hard_rows
 from twophase import sinks
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
-from twophase.sinks.pg import database, jdbc, staging
+from twophase.sinks.pg import database, jdbc, jdbc_reading, staging
 from twophase.sinks.pg.database import Table
 
 DRIVER = "org.postgresql:postgresql:42.7.13"
@@ -72,6 +74,8 @@ def test_executors_without_the_wheel_load_the_same_rows_by_jdbc(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare_python)  # what Spark starts executors' Python with
     with pytest.raises(ConfigError, match="executors lack the ADBC wheel, and Spark PostgreSQL's JDBC driver; install"):
         staged(spark, frame, "by_nobody")
+    with pytest.raises(ConfigError, match=r"table public\.by_adbc: the executors lack the ADBC wheel, and Spark"):
+        sink.read(spark, [Output(KEY, 1, handle, manifest)])
     spark.sql(f"ADD JAR 'ivy://{DRIVER}'")
     sink, handle, manifest = staged(spark, frame, "by_jdbc")
     sink.check(KEY, handle, manifest)
@@ -88,14 +92,126 @@ def test_executors_without_the_wheel_load_the_same_rows_by_jdbc(
     assert_unseen(spark, str(make_url(dsn).password))
 
 
-def assert_unseen(spark: Any, secret: str) -> None:
+def assert_unseen(spark: Any, secret: str, what: str = "SaveIntoDataSourceCommand") -> None:
     """Look at all that Spark's pages show of what was executed."""
     store = spark._jsparkSession.sharedState().statusStore()
     found = store.executionsList()
     shown = [found.apply(number) for number in range(found.size())]
     texts = [f"{one.physicalPlanDescription()} {one.description()} {one.details()}" for one in shown]
-    assert any("SaveIntoDataSourceCommand" in text for text in texts)
+    assert any(what in text for text in texts)
     assert not [text for text in texts if secret in text]
+
+
+@pytest.fixture
+def bare(spark: Any, bare_python: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what takes the wheel from the executors; Spark has the driver."""
+    spark.sql(f"ADD JAR 'ivy://{DRIVER}'")
+    return lambda: monkeypatch.setattr(spark.sparkContext, "pythonExec", bare_python)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_executors_without_the_wheel_read_the_same_rows_with_the_same_types_by_jdbc(
+    dsn: str, target: Any, spark: Any, bare: Callable[[], None]
+) -> None:
+    target.execute(
+        "CREATE TABLE public.hard (name uuid, deep jsonb, words jsonb, small bigint, _checkpoint bigint NOT NULL)"
+    )
+    target.execute(f"ALTER DATABASE {target.connection.info.dbname} SET timezone TO 'Pacific/Auckland'")
+    written = hard_rows(spark, ROWS, *NESTED)
+    sink, handle, manifest = staged(spark, written, "hard")
+    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+    output = Output(KEY, 1, handle, manifest)
+    by_adbc = sink.read(spark, [output]).collect()
+
+    bare()
+    found = sink.read(spark, [output])
+
+    assert found.dtypes == [*written.dtypes, ("checkpoint", "bigint")]
+    assert same(found.drop("checkpoint").collect(), written.collect())
+    assert same(found.collect(), by_adbc)
+    assert_unseen(spark, str(make_url(dsn).password), "JDBCRelation")
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    """Compare rows with repetitions; NaN is itself."""
+    return Counter(map(repr, found)) == Counter(map(repr, expected))
+
+
+class Numbers:
+    """A table of numbers, each checkpoint with some."""
+
+    def __init__(self, spark: Any, **more: Any) -> None:
+        self.spark = spark
+        self.sink = sinks.Postgres("numbers", conn_id="dwh", create=True, **more)
+        self.sink.prepare()
+
+    def put(self, checkpoint: int, *numbers: int, older: Output | None = None) -> Output:
+        key = Key("hard", checkpoint, older.key.revision + 1 if older else 1)
+        handle = self.sink.place(key, 1, "t0ken", older=older)
+        frame = self.spark.createDataFrame([(number,) for number in numbers], "id bigint")
+        manifest = self.sink.stage(frame, key, 1, "dwh", handle)
+        assert self.sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+        return Output(key, 1, handle, manifest)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("attach", [False, True])
+def test_each_checkpoint_is_read_by_jdbc_as_it_was_committed_or_not_at_all(
+    target: Any, spark: Any, bare: Callable[[], None], attach: bool
+) -> None:
+    numbers = Numbers(spark, attach=attach)
+    outputs = [numbers.put(1, 1, 2), numbers.put(2), numbers.put(3, 3)]
+    later = numbers.put(4, 4)
+    bare()
+    found = numbers.sink.read(spark, outputs)
+
+    assert found.rdd.getNumPartitions() == 3
+    assert sorted(map(tuple, found.collect())) == [(1, 1), (2, 1), (3, 3)]
+    assert (found.where("id = 3").count(), found.where("id = 9").count(), found.count()) == (1, 0, 3)
+
+    target.execute("INSERT INTO public.numbers VALUES (5, 2)")
+    refused(target, numbers.sink.read(spark, outputs[1:2]), outputs[1], "checkpoint 2: expected 0 rows, found 1")
+    target.execute(
+        "DROP TABLE twophase_staging.numbers_00000004_r1" if attach else "DELETE FROM public.numbers WHERE id = 4"
+    )
+    refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
+    if attach:
+        target.execute("DROP TABLE twophase_staging.numbers_00000001_r1, twophase_staging.numbers_00000002_r1")
+        target.execute("DROP TABLE twophase_staging.numbers_00000003_r1")
+        refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
+
+
+def refused(cursor: Any, found: Any, output: Output, told: str) -> None:
+    """See that nothing of a frame can be read, however little is asked for, and what the server says to that.
+
+    Spark cannot tell it: the driver of a test comes by ADD JAR, so the error's class is not known where it arrives.
+    """
+    for asked in (found, found.where("id = 9"), found.select("checkpoint"), found.limit(1)):
+        with pytest.raises(Exception, match="Job aborted due to stage failure"):
+            asked.collect()
+    check = jdbc_reading.check(Table("public", "numbers"), output).as_string(cursor)
+    with pytest.raises(psycopg2.DataError, match=f"table public.numbers: {told}"):
+        cursor.execute(f"SELECT FROM (SELECT NULL::bigint AS checkpoint, false AS there) AS committed WHERE {check}")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_frame_over_jdbc_gives_nothing_of_what_has_replaced_its_rows(
+    target: Any, spark: Any, bare: Callable[[], None]
+) -> None:
+    numbers = Numbers(spark)
+    first = numbers.put(1, 1, 2)
+    bare()
+    found = numbers.sink.read(spark, [first])
+    assert found.count() == 2
+    numbers.put(1, 3, 4, older=first)
+    told = "checkpoint 1: expected the rows of revision 1, found those of 2; read it again"
+
+    refused(target, found, first, told)
+    target.execute("DELETE FROM public.numbers")
+    refused(target, found, first, told)
 
 
 def test_a_partition_that_was_written_twice_is_kept_once_and_a_late_one_is_shut_out(target: Any) -> None:

@@ -8,6 +8,7 @@ a run that is still on its way, or comes later, finds no such column any more an
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from twophase.core import connections
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 #: The number of a row's partition, while it is loaded.
 PART = "_twophase_part"
 DRIVER = "org.postgresql.Driver"
+_NO_DRIVER = re.compile(rf"ClassNotFoundException: {re.escape(DRIVER)}")
 #: As many tasks as look for the wheel: a few on each executor of a small cluster.
 _PROBES = 8
 #: What libpq calls it → what the driver does; whatever has another name has the same one.
@@ -66,7 +68,12 @@ def load(which: str, frame: DataFrame, conn_id: str, table: Table, parts: Table)
         _written(functions.col(_quoted(field.name)), field.dataType, field.name) for field in frame.schema.fields
     ]
     numbered = frame.select(*columns, functions.spark_partition_id().alias(PART))
-    numbered.write.format("jdbc").options(**_options(which, conn_id, table)).mode("append").save()
+    more = {
+        "dbtable": f'"{table.schema}"."{table.name}"',  # both names are ours: letters, digits and _
+        "reWriteBatchedInserts": "true",
+        "stringtype": "unspecified",  # the server reads a text as what its column is
+    }
+    numbered.write.format("jdbc").options(**options(which, conn_id), **more).mode("append").save()
     with database.committed(conn_id) as cursor:
         settle(cursor, table, parts)
 
@@ -91,8 +98,8 @@ def settle(cursor: Any, table: Table, parts: Table) -> None:  # noqa: ANN401 - a
     cursor.execute(sql.SQL("ALTER TABLE {} DROP COLUMN {}").format(table.sql, part))
 
 
-def _options(which: str, conn_id: str, table: Table) -> dict[str, str]:
-    """Return the writer's options; Spark shows none whose name says password, and no URL."""
+def options(which: str, conn_id: str) -> dict[str, str]:
+    """Return how Spark reaches a database; it shows no option whose name says password, and no URL."""
     found = connections.required(conn_id)
     host = found.host or "localhost"
     if host.startswith("/"):
@@ -107,13 +114,20 @@ def _options(which: str, conn_id: str, table: Table) -> dict[str, str]:
     return {
         **extra,
         "url": f"jdbc:postgresql://{place}:{found.port or 5432}/{found.schema or ''}",
-        "dbtable": f'"{table.schema}"."{table.name}"',  # both names are ours: letters, digits and _
         "driver": DRIVER,
         "user": found.login or "",
         "password": found.password or "",
-        "reWriteBatchedInserts": "true",
-        "stringtype": "unspecified",  # the server reads a text as what its column is
     }
+
+
+def lacks_driver(which: str, error: Exception) -> ConfigError | None:
+    """Say that Spark has no driver, if that is what an error is about."""
+    if not _NO_DRIVER.search(str(error)):
+        return None
+    return ConfigError(
+        f"{which}: the executors lack the ADBC wheel, and Spark PostgreSQL's JDBC driver; install"
+        " twophase[postgres] where Spark runs, or add org.postgresql:postgresql to spark.jars.packages"
+    )
 
 
 def _quoted(name: str) -> str:

@@ -3,64 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Output
 from twophase.sinks import paths
-from twophase.sinks.pg import database, promoting, types
+from twophase.sinks.pg import database, jdbc, jdbc_reading, promoting, types
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.staging import CHECKPOINT, columns_of
+from twophase.sinks.pg.types import Carried
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-
-class Carried(NamedTuple):
-    """How a column gets from PostgreSQL to Spark."""
-
-    name: str
-    #: Spark's type in the end.
-    kind: str
-    #: The type that the server gives it, and Spark's type for that.
-    postgres: str
-    spark: str
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def frame(spark: SparkSession, conn_id: str, target: Table, outputs: Sequence[Output]) -> DataFrame:
-    """Return the rows of these revisions, with their checkpoint's number in the column `checkpoint`."""
+    """Return the rows of these revisions, with their checkpoint's number in the column `checkpoint`.
+
+    Where an executor lacks the ADBC wheel, Spark's JDBC reader does it.
+    """
+    from pyspark.sql import functions
+
     schema = max((output.manifest["schema"] for output in outputs), key=len)
     with database.committed(conn_id) as cursor:
         there = columns_of(cursor, target) or {}
-    columns = [carried(name, kind, there.get(name, "")) for name, kind in schema]
+    columns = [types.carried(name, kind, there.get(name, "")) for name, kind in schema]
+    if jdbc.is_needed(spark):
+        return jdbc_reading.frame(spark, conn_id, target, columns, outputs)
     wanted = [(*output.key, int(output.manifest["rows"])) for output in outputs]
     asked = "pipeline string, checkpoint bigint, revision int, rows bigint"
     numbers = spark.createDataFrame(wanted, asked).repartition(max(len(wanted), 1))
     read = paths.ddl([*((column.name, column.spark) for column in columns), ("checkpoint", "bigint")])
     rows = numbers.mapInArrow(Reader(database.dsn(conn_id), target, columns), read)
-    return rows.select(*map(_restored, columns), "checkpoint")
-
-
-def carried(name: str, kind: str, postgres: str) -> Carried:
-    """Say how a column is carried: as it is, or as a text where Arrow has another idea of its type."""
-    made = types.created(kind) or "text"
-    if kind == "tinyint":
-        return Carried(name, kind, "smallint", "smallint")
-    if kind.startswith("decimal") or made == "jsonb" or made.endswith("[]") != postgres.endswith("[]"):
-        return Carried(name, kind, "text", "string")
-    return Carried(name, kind, made, kind)
-
-
-def _restored(column: Carried) -> Column:
-    """Return a column with its own type again."""
-    from pyspark.sql import functions
-
-    found = functions.col("`" + column.name.replace("`", "``") + "`")
-    if column.kind == column.spark:
-        return found
-    if column.kind.startswith(("struct<", "map<", "array<")):
-        return functions.from_json(found, column.kind).alias(column.name)
-    return found.cast(column.kind).alias(column.name)
+    found = [types.restored(column, functions.col("`" + column.name.replace("`", "``") + "`")) for column in columns]
+    return rows.select(*found, "checkpoint")
 
 
 class Reader:

@@ -36,7 +36,6 @@ _AWAY = re.compile(
     r"could not connect|Connection (?:to \S+ )?refused|server closed the connection|terminating connection|SSL SYSCALL"
     r"|An I/O error occurred|No space left on device"
 )
-_NO_DRIVER = re.compile(rf"ClassNotFoundException: {re.escape(jdbc.DRIVER)}")
 _NO_WHEEL = re.compile(r"No module named '(adbc_driver_\w+)'")
 
 
@@ -165,11 +164,8 @@ def _explained(which: str, error: Exception) -> Exception:
     text = str(error)
     if ours := _OURS.search(text):
         return BadValue(f"{which}: {ours[1]}; correct it in the transform")
-    if _NO_DRIVER.search(text):
-        return ConfigError(
-            f"{which}: the executors lack the ADBC wheel, and Spark PostgreSQL's JDBC driver; install"
-            " twophase[postgres] where Spark runs, or add org.postgresql:postgresql to spark.jars.packages"
-        )
+    if lacking := jdbc.lacks_driver(which, error):
+        return lacking
     if missing := _NO_WHEEL.search(text):
         return ConfigError(f"{which}: {missing[1]} is not there on an executor; install twophase[postgres] on all")
     if _AWAY.search(text):

@@ -1,9 +1,12 @@
-"""Which of Postgres' types holds which of Spark's, and what a column has to become before it is loaded."""
+"""Which of Postgres' types holds which of Spark's, what a column becomes before it is loaded, and when it is read."""
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 #: Spark's type → the column that is created for it.
 _CREATED = {
@@ -79,3 +82,38 @@ def loading(spark: str, postgres: str) -> Loading | None:  # noqa: PLR0911 - one
 
 def _element(spark: str) -> str | None:
     return spark[len("array<") : -1] if spark.startswith("array<") else None
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Carried(NamedTuple):
+    """How a column gets from PostgreSQL to Spark."""
+
+    name: str
+    #: Spark's type in the end.
+    kind: str
+    #: The type that the server gives it, and Spark's type for that.
+    postgres: str
+    spark: str
+
+
+def carried(name: str, kind: str, postgres: str) -> Carried:
+    """Say how a column is carried: as it is, or as a text where Arrow has another idea of its type."""
+    made = created(kind) or "text"
+    if kind == "tinyint":
+        return Carried(name, kind, "smallint", "smallint")
+    if kind.startswith("decimal") or made == "jsonb" or made.endswith("[]") != postgres.endswith("[]"):
+        return Carried(name, kind, "text", "string")
+    return Carried(name, kind, made, kind)
+
+
+def restored(column: Carried, found: Column) -> Column:
+    """Return a column that was carried with its own name and type again."""
+    from pyspark.sql import functions
+
+    if column.kind == column.spark:
+        return found.alias(column.name)
+    if column.kind.startswith(("struct<", "map<", "array<")):
+        return functions.from_json(found, column.kind).alias(column.name)
+    return found.cast(column.kind).alias(column.name)
