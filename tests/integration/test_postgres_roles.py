@@ -19,8 +19,7 @@ from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
-from twophase.sinks import postgres
-from twophase.sinks.pg import database
+from twophase.sinks.pg import database, fitting
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.staging import Loader
 
@@ -89,7 +88,7 @@ def test_an_account_that_may_only_stage_can_stage_and_nothing_else(roles: Roles,
 def test_a_table_with_as_many_partitions_as_may_be_is_refused_before_anything_is_recorded(
     roles: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr(fitting, "MOST_PARTITIONS", 2)
     sink = sinks.Postgres("sales.orders", conn_id="dwh", staging_conn_id="dwh_staging", create=True, attach=True)
     for number in (1, 2):
         promoted(sink, Key("orders", number, 1))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
@@ -15,27 +15,21 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Schema
 from twophase.core.ports import Promotion
 from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.pg import database, history, promoting, slots, staging
+from twophase.sinks.pg import database, fitting, promoting, slots, staging
 from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.fitting import BY_KEY, Fit
 from twophase.sinks.pg.history import order_of
 from twophase.sinks.pg.promoting import Mode, Promoter
 from twophase.sinks.pg.relations import Place, Rows
-from twophase.sinks.pg.slots import SlotRows
+from twophase.sinks.pg.slots import SlotRows, by_checkpoint
 from twophase.sinks.pg.staging import CHANGE, CHECKPOINT, Columns
+from twophase.sinks.pg.verifying import Held
 from twophase.sinks.rowsets import RowSet
 
-if TYPE_CHECKING:
-    from psycopg2.sql import Composable
-
-MODES = ("append", "upsert", "retract", "replace")
-_BY_KEY = ("upsert", "retract")
 _AN = {"upsert": "an upsert", "retract": "a retract"}
 STAGING = "twophase_staging"
-#: Postgres plans over every partition: more than this many make each query slow (docs/how-to/postgres.md).
-MOST_PARTITIONS = 1000
 _LEFT = re.compile(r"s_[0-9a-f]{8}_(\d{8,})_r(\d+)_a(\d+)_[0-9a-z]+")
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class Postgres(Sink):
@@ -78,32 +72,7 @@ class Postgres(Sink):
         self.staging_conn_id = staging_conn_id
         self.staging_schema = staging_schema
         self.target = Table.parse(self.table)
-        self._check_arguments()
-
-    def _check_arguments(self) -> None:
-        which = f"sinks.Postgres {self.table!r}"
-        if not self.conn_id:
-            msg = f"{which}: conn_id is missing; name the Airflow connection of the database"
-            raise ConfigError(msg)
-        if self.mode not in MODES:
-            msg = f"{which}: unknown mode {self.mode!r}, expected {', '.join(MODES)}"
-            raise ConfigError(msg)
-        if bool(self.key) != (self.mode in _BY_KEY):
-            found = f"mode {self.mode!r} with{'' if self.key else 'out'} a key"
-            msg = f"{which}: {found}; {' and '.join(_BY_KEY)} need key=[…], and nothing else has one"
-            raise ConfigError(msg)
-        if self.attach and self.mode != "append":
-            msg = f"{which}: attach=True with mode {self.mode!r}; only what is appended can be a partition"
-            raise ConfigError(msg)
-        if self.history is not None and (self.history < 0 or self.mode not in _BY_KEY):
-            msg = f"{which}: history={self.history}; expected 0, 1, 2 … with mode {' or '.join(_BY_KEY)}"
-            raise ConfigError(msg)
-        if self.slot_column is not None and self.mode != "replace":
-            msg = f"{which}: slot_column={self.slot_column!r} with mode {self.mode!r}; only what is replaced has one"
-            raise ConfigError(msg)
-        if not _SCHEMA.fullmatch(self.staging_schema):
-            msg = f"{which}: staging_schema {self.staging_schema!r}: expected small letters, digits and _"
-            raise ConfigError(msg)
+        fitting.check_declared(self._named, conn_id, self._mode, slot_column, staging_schema)
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal one: connections by their ids."""
@@ -119,6 +88,10 @@ class Postgres(Sink):
             "staging_conn_id": self.staging_conn_id,
             "staging_schema": self.staging_schema,
         }
+
+    @property
+    def _named(self) -> str:
+        return f"sinks.Postgres {self.table!r}"
 
     def location(self) -> str:
         """Return connection and table."""
@@ -144,13 +117,13 @@ class Postgres(Sink):
     @property
     def ordered(self) -> bool:  # type: ignore[override]
         """What comes later wins, so nothing may overtake; appended rows and slots do not get into each other's way."""
-        return self.mode in _BY_KEY or (self.mode == "replace" and not (self._by_slots or self.slotted))
+        return self.mode in BY_KEY or (self.mode == "replace" and not (self._by_slots or self.slotted))
 
     def objection(self, *, latest: bool) -> str | None:
         """Refuse what would bring an older state back, and what others may have been computed from."""
-        if self.mode in _BY_KEY and self.history == 0:
+        if self.mode in BY_KEY and self.history == 0:
             return f"what {_AN[self.mode]} has overwritten is not kept, with history=0"
-        if self.mode in _BY_KEY and not latest:
+        if self.mode in BY_KEY and not latest:
             return (
                 f"{_AN[self.mode]} comes after what was there before, and later checkpoints came after this one;"
                 " run them again with it: `twophase backfill` from this one through the latest"
@@ -164,91 +137,22 @@ class Postgres(Sink):
     def prepare(self, slot: str | None = None) -> None:
         """See that the target fits, and make the places for staging and for markers."""
         import psycopg2
-        from psycopg2 import sql
 
-        if slot is not None and self.mode in _BY_KEY and not self._mode.keeps:
-            msg = f"sinks.Postgres {self.table!r}: with history=0 there is no order between slots; keep some, or append"
+        if slot is not None and self.mode in BY_KEY and not self._mode.keeps:
+            msg = f"{self._named}: with history=0 there is no order between slots; keep some, or append"
             raise ConfigError(msg)
+        by_slots = self._by_slots or slot is not None
+        fit = Fit(self._named, self.target, self._mode, self.slot_column, by_slots=by_slots)
         try:
             with database.committed(self.conn_id) as cursor:
-                self._check_target(cursor, staging.columns_of(cursor, self.target), slot)
+                fit.check(cursor, slot)
                 promoting.create_markers(cursor)
-                self._check_rights(cursor)
+                fit.check_rights(cursor)
             with database.committed(self._staging_conn_id) as cursor:
-                cursor.execute("SELECT to_regnamespace(%s)", (self.staging_schema,))
-                if cursor.fetchone()[0] is None:
-                    cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_staging'))")
-                    cursor.execute(
-                        sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.staging_schema))
-                    )
+                staging.create_schema(cursor, self.staging_schema)
         except psycopg2.Error as error:
-            msg = f"sinks.Postgres {self.table!r}: connection {self.conn_id}: {database.one_line(error)}"
+            msg = f"{self._named}: connection {self.conn_id}: {database.one_line(error)}"
             raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
-
-    def _check_target(self, cursor: Any, columns: dict[str, str] | None, slot: str | None) -> None:  # noqa: ANN401 - a cursor
-        which = f"sinks.Postgres {self.table!r}"
-        if columns is None:
-            if not self.create:
-                msg = f"{which}: the table is not there; make it, or declare create=True"
-                raise ConfigError(msg)
-            return
-        if self.slot_column is not None:
-            slots.check_column(cursor, which, self.slot_column, columns.get(self.slot_column), slot)
-            marked = CHECKPOINT in columns
-        else:
-            marked = self.mode == "append" or (self.mode == "replace" and (self._by_slots or slot is not None))
-        if marked and columns.get(CHECKPOINT) != "bigint":
-            found = columns.get(CHECKPOINT, "none")
-            msg = (
-                f"{which}: expected a column {CHECKPOINT} bigint, found {found}; add it, rows say by it whose they are"
-            )
-            raise ConfigError(msg)
-        if missing := [name for name in self.key if name not in columns]:
-            msg = f"{which}: key {missing[0]!r} is no column of it, expected one of {', '.join(columns)}"
-            raise ConfigError(msg)
-        if self.key and not self._has_unique_key(cursor):
-            msg = (
-                f"{which}: no primary key or unique index on just {', '.join(self.key)}; make one, an upsert goes by it"
-            )
-            raise ConfigError(msg)
-        if self.attach:
-            self._check_partitions(cursor, which)
-
-    def _check_rights(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """See that the history can be made: the first promotion does, when its columns are known."""
-        schema = promoting.MARKERS.schema
-        cursor.execute("SELECT has_schema_privilege(%s, 'CREATE'), current_user", (schema,))
-        may, user = cursor.fetchone()
-        if self._mode.keeps and not may:
-            msg = (
-                f"sinks.Postgres {self.table!r}: {user} may not create tables in schema {schema}, where the history"
-                " is; grant it, or declare history=0"
-            )
-            raise ConfigError(msg)
-
-    def _has_unique_key(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        cursor.execute(
-            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)"
-            " WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL GROUP BY i.indexrelid",
-            tuple(self.target),
-        )
-        return any(sorted(names) == sorted(self.key) for (names,) in cursor.fetchall())
-
-    def _check_partitions(self, cursor: Any, which: str) -> None:  # noqa: ANN401 - a cursor
-        cursor.execute(
-            "SELECT pg_get_partkeydef(c.oid), (SELECT count(*) FROM pg_inherits WHERE inhparent = c.oid)"
-            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
-            tuple(self.target),
-        )
-        by, count = cursor.fetchone()
-        if by != f"LIST ({CHECKPOINT})":
-            msg = f"{which}: attach=True: expected a table partitioned by LIST ({CHECKPOINT}), found {by or 'none'}"
-            raise ConfigError(msg)
-        if count >= MOST_PARTITIONS:
-            msg = f"{which}: attach=True: it has {count} partitions, at most {MOST_PARTITIONS} may be; merge old ones"
-            raise ConfigError(msg)
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
@@ -277,15 +181,11 @@ class Postgres(Sink):
     def _slot_place(self, slot: str | None) -> dict[str, Any]:
         """Say which rows are the slot's, if it takes their place: its checkpoint's, or those that a column says."""
         if slot is None and self.slot_column is not None:
-            msg = f"sinks.Postgres {self.table!r}: slot_column={self.slot_column!r}, but there is no slot; give it one"
+            msg = f"{self._named}: slot_column={self.slot_column!r}, but there is no slot; give it one"
             raise ConfigError(msg)
         if slot is None or self.mode != "replace":
             return {}
         return {"slot": slot} if self.slot_column is None else {"slot": slot, "slot_column": self.slot_column}
-
-    def _by_checkpoint(self, handle: Json) -> bool:
-        """Say whether rows carry their checkpoint's number, and are told apart by it."""
-        return self.mode == "append" or ("slot" in handle and "slot_column" not in handle)
 
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401, ARG002 - a DataFrame
         """Let the executors load the rows into the staging table."""
@@ -347,11 +247,9 @@ class Postgres(Sink):
         if marker is None and later:
             msg = f"checkpoint {key}: {later}"
             raise ManifestMismatch(msg)
-        if forgotten:
-            msg = f"checkpoint {key}: {forgotten}; a longer history= keeps more from now on"
-            raise ConfigError(msg)
-        if shared:
-            msg = f"checkpoint {key}: {shared}"
+        if forgotten or shared:
+            why = shared or f"{forgotten}; a longer history= keeps more from now on"
+            msg = f"checkpoint {key}: {why}"
             raise ConfigError(msg)
         if marker is not None:
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
@@ -367,11 +265,10 @@ class Postgres(Sink):
 
     def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - likewise
         """Return the rows whose keys are staged, or that are the slot's, as they are and as they would be."""
-        table = Table(*handle["staging"])
-        schema = [column for column in manifest["schema"] if column[0] != CHANGE]
-        rows, then = SlotRows.of(handle), None
-        if rows is None and self.mode not in _BY_KEY:
+        table, rows, then = Table(*handle["staging"]), SlotRows.of(handle), None
+        if rows is None and self.mode not in BY_KEY:
             return None
+        schema = [column for column in manifest["schema"] if column[0] != CHANGE]
         with self._looking() as cursor:
             there = staging.columns_of(cursor, self.target)
             if rows is not None:
@@ -388,7 +285,9 @@ class Postgres(Sink):
 
     def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
         mode = self._mode
-        if self._by_checkpoint(handle):  # a slot is one checkpoint: to replace its rows is to append the next revision
+        if by_checkpoint(
+            self.mode, handle
+        ):  # a slot is one checkpoint: to replace its rows is to append the next revision
             mode = replace(mode, name="append")
         return Promoter(self.conn_id, mode, key, handle, manifest)
 
@@ -415,12 +314,7 @@ class Postgres(Sink):
     def attempts(self) -> Iterator[Attempt]:
         """List the staging tables of this sink."""
         with self._looking() as cursor:
-            cursor.execute(
-                "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-                " WHERE n.nspname = %s AND c.relkind = 'r' AND NOT c.relispartition AND starts_with(c.relname, %s)",
-                (self.staging_schema, f"{self._prefix}_"),
-            )
-            names = [row[0] for row in cursor.fetchall()]
+            names = staging.tables(cursor, self.staging_schema, f"{self._prefix}_")
         for name in names:
             if match := _LEFT.fullmatch(name):
                 yield Attempt(int(match[1]), int(match[2]), int(match[3]), name)
@@ -446,92 +340,40 @@ class Postgres(Sink):
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with its marker, its own rows by number, upserted ones by key."""
-        from psycopg2 import sql
-
-        with self._looking() as cursor:
-            marker = self._promoter(output.key, output.handle, output.manifest).marker(cursor)
-            if marker is None or marker[1]["digest"] != output.manifest["digest"]:
-                found = "none" if marker is None else f"that of attempt {marker[0]}"
-                yield f"table {self.target}: expected the marker of attempt {output.attempt}, found {found}"
-                return
-            if self.mode == "upsert":
-                yield from self._verify_keys(cursor, output)
-            if self.mode in _BY_KEY or (self.mode == "replace" and not self.stands(output)):
-                return
-            mine = self._mine(cursor, output) or sql.SQL("")
-            cursor.execute(sql.SQL("SELECT count(*) FROM {} {}").format(self.target.sql, mine))
-            rows = cursor.fetchone()[0]
-        if rows != output.manifest["rows"]:
-            yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"
-
-    def _mine(self, cursor: Any, output: Output) -> Composable | None:  # noqa: ANN401 - a cursor
-        """Return the condition for the rows of a revision that stands; None: they are all."""
-        if self._by_checkpoint(output.handle):
-            return staging.of_checkpoint(output.key.checkpoint_id)
-        rows = SlotRows.of(output.handle)
-        return rows.where(cursor, self.target) if rows else None
-
-    def _verify_keys(self, cursor: Any, output: Output) -> Iterator[str]:  # noqa: ANN401 - a cursor
-        """Compare the keys that a checkpoint changed, as the history has them, with its rows and the table."""
         promoter = self._promoter(output.key, output.handle, output.manifest)
-        if not promoter.kept(cursor):
-            return
-        table = history.history_of(output.key.pipeline, self.target)
-        found, gone = history.entries(cursor, table, promoter.order, self.target, tuple(self.key))
-        if found != output.manifest["rows"]:
-            yield f"history of {self.target}: expected {output.manifest['rows']} keys of checkpoint, found {found}"
-        if gone:
-            yield f"table {self.target}: {gone} keys of checkpoint are not there any more"
+        with self._looking() as cursor:
+            yield from self._held(cursor).differences(output, promoter)
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
-        """Yield the checkpoints that appended rows name and no committed revision does."""
-        from psycopg2 import sql
-
+        """Yield the checkpoints that rows name and no committed revision does."""
         known = list(known)
-        if self.mode != "append" and not any(self._by_checkpoint(output.handle) for output in known):
-            return
-        with self._looking() as cursor:
-            if staging.columns_of(cursor, self.target) is None:
-                yield f"table {self.target} is not there"
-                return
-            query = sql.SQL("SELECT DISTINCT {0} FROM {1} WHERE {0} <> ALL(%s) LIMIT 100")
-            numbers = [output.key.checkpoint_id for output in known]
-            cursor.execute(query.format(sql.Identifier(CHECKPOINT), self.target.sql), (numbers,))
-            found = [row[0] for row in cursor.fetchall()]
-        yield from (f"table {self.target} has rows of checkpoint {number}, which is not committed" for number in found)
+        if self.mode == "append" or any(by_checkpoint(self.mode, output.handle) for output in known):
+            with self._looking() as cursor:
+                yield from self._held(cursor).strangers(known)
 
     def stands(self, output: Output) -> bool:
         """Say whether a revision's rows are the ones in the target: no later revision has taken their place."""
-        from psycopg2 import sql
-
-        last = "SELECT checkpoint_id, revision FROM {} WHERE pipeline = %s AND target = %s{} ORDER BY {} DESC LIMIT 1"
-        whole = self.mode == "replace" and "slot" not in output.handle  # then any later checkpoint takes its place, too
-        mine = sql.SQL("" if whole else " AND checkpoint_id = %s")
-        query = sql.SQL(last).format(
-            promoting.MARKERS.sql, mine, sql.Identifier("promoted_at" if whole else "revision")
-        )
         with self._looking() as cursor:
-            cursor.execute(
-                query, (output.key.pipeline, str(self.target), output.key.checkpoint_id)[: 2 if whole else 3]
-            )
-            found = cursor.fetchone()
-        return bool(found == (output.key.checkpoint_id, output.key.revision))
+            return self._held(cursor).stands(output)
+
+    def _held(self, cursor: Any) -> Held:  # noqa: ANN401 - a cursor
+        return Held(cursor, self.target, self._mode)
 
     def committed(self, output: Output) -> RowSet:
         """Return the rows of a decided revision, as long as they are the ones in the target."""
-        if self.mode in _BY_KEY:
+        if self.mode in BY_KEY:
             self._refuse(f"what a checkpoint of mode {self.mode!r} changed is not told apart once it is committed")
         if not self.stands(output):
             msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
             raise Swept(msg)
         with self._looking() as cursor:
-            mine = self._mine(cursor, output)
+            mine = self._held(cursor).mine(output)
         return Rows(self.conn_id, Place(self.target, where=mine), output.manifest["schema"], "committed")
 
     def check_readable(self, outputs: Sequence[Output] = ()) -> None:
         """Raise ConfigError unless rows say whose they are."""
         whole = self.mode == "replace" and not all("slot" in output.handle for output in outputs)
-        if self.mode in _BY_KEY or whole:
+        if self.mode in BY_KEY or whole:
             self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
         if self.slot_column is not None:
             with self._looking() as cursor:

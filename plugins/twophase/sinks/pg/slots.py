@@ -143,6 +143,11 @@ class SlotRows(NamedTuple):
         history.lock(cursor, "slots", key.pipeline, target)
 
 
+def by_checkpoint(mode: str, handle: Json) -> bool:
+    """Say whether rows carry their checkpoint's number, and are told apart by it."""
+    return mode == "append" or ("slot" in handle and "slot_column" not in handle)
+
+
 def check_column(cursor: Any, which: str, column: str, kind: str | None, slot: str | None) -> None:  # noqa: ANN401 - a cursor
     """Raise ConfigError unless a column is there, and its type can tell the slot's rows, once the slot is known."""
     msg = f"{which}: slot_column {column!r}"

@@ -99,6 +99,26 @@ def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: b
     return found
 
 
+def create_schema(cursor: Any, schema: str) -> None:  # noqa: ANN401 - a cursor
+    """Make the schema of the staging tables, unless it is there."""
+    from psycopg2 import sql
+
+    cursor.execute("SELECT to_regnamespace(%s)", (schema,))
+    if cursor.fetchone()[0] is None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_staging'))")
+        cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+
+
+def tables(cursor: Any, schema: str, prefix: str) -> list[str]:  # noqa: ANN401 - a cursor
+    """List the staging tables whose names begin so; one that has become a partition is none any more."""
+    cursor.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relkind = 'r' AND NOT c.relispartition AND starts_with(c.relname, %s)",
+        (schema, prefix),
+    )
+    return [row[0] for row in cursor.fetchall()]
+
+
 def create(cursor: Any, table: Table, columns: Columns, checkpoint: int | None) -> None:  # noqa: ANN401 - a cursor
     """Make the staging table; with `checkpoint` it can become a partition of the target."""
     from psycopg2 import sql

@@ -1,0 +1,126 @@
+"""Does what is declared fit together, and does the target fit it? Both are looked at before anything is recorded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from twophase.core.errors import ConfigError
+from twophase.sinks.pg import promoting, slots, staging
+from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.promoting import Mode
+from twophase.sinks.pg.staging import CHECKPOINT
+
+MODES = ("append", "upsert", "retract", "replace")
+BY_KEY = ("upsert", "retract")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]*")
+#: Postgres plans over every partition: more than this many make each query slow (docs/how-to/postgres.md).
+MOST_PARTITIONS = 1000
+
+
+def check_declared(which: str, conn_id: str, mode: Mode, slot_column: str | None, staging_schema: str) -> None:
+    """Raise ConfigError unless the arguments of a sink fit together."""
+    by_key = mode.name in BY_KEY
+    if not conn_id:
+        msg = f"{which}: conn_id is missing; name the Airflow connection of the database"
+        raise ConfigError(msg)
+    if mode.name not in MODES:
+        msg = f"{which}: unknown mode {mode.name!r}, expected {', '.join(MODES)}"
+        raise ConfigError(msg)
+    if bool(mode.key) != by_key:
+        found = f"mode {mode.name!r} with{'' if mode.key else 'out'} a key"
+        msg = f"{which}: {found}; {' and '.join(BY_KEY)} need key=[…], and nothing else has one"
+        raise ConfigError(msg)
+    if mode.attach and mode.name != "append":
+        msg = f"{which}: attach=True with mode {mode.name!r}; only what is appended can be a partition"
+        raise ConfigError(msg)
+    if mode.history is not None and (mode.history < 0 or not by_key):
+        msg = f"{which}: history={mode.history}; expected 0, 1, 2 … with mode {' or '.join(BY_KEY)}"
+        raise ConfigError(msg)
+    if slot_column is not None and mode.name != "replace":
+        msg = f"{which}: slot_column={slot_column!r} with mode {mode.name!r}; only what is replaced has one"
+        raise ConfigError(msg)
+    if not _SCHEMA.fullmatch(staging_schema):
+        msg = f"{which}: staging_schema {staging_schema!r}: expected small letters, digits and _"
+        raise ConfigError(msg)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a sink expects of its target; `which` names the sink in errors."""
+
+    which: str
+    target: Table
+    mode: Mode
+    slot_column: str | None
+    #: Whether checkpoints stand for slots.
+    by_slots: bool
+
+    def check(self, cursor: Any, slot: str | None) -> None:  # noqa: ANN401 - a cursor
+        """Raise ConfigError unless the target has the columns and indexes that promotion goes by, or will be made."""
+        columns = staging.columns_of(cursor, self.target)
+        if columns is None:
+            if not self.mode.create:
+                msg = f"{self.which}: the table is not there; make it, or declare create=True"
+                raise ConfigError(msg)
+            return
+        if self.slot_column is not None:
+            slots.check_column(cursor, self.which, self.slot_column, columns.get(self.slot_column), slot)
+        if self._marked(columns) and columns.get(CHECKPOINT) != "bigint":
+            found = columns.get(CHECKPOINT, "none")
+            wanted = f"expected a column {CHECKPOINT} bigint"
+            msg = f"{self.which}: {wanted}, found {found}; add it, rows say by it whose they are"
+            raise ConfigError(msg)
+        if missing := [name for name in self.mode.key if name not in columns]:
+            msg = f"{self.which}: key {missing[0]!r} is no column of it, expected one of {', '.join(columns)}"
+            raise ConfigError(msg)
+        if self.mode.key and not self._has_unique_key(cursor):
+            key = ", ".join(self.mode.key)
+            msg = f"{self.which}: no primary key or unique index on just {key}; make one, an upsert goes by it"
+            raise ConfigError(msg)
+        if self.mode.attach:
+            self._check_partitions(cursor)
+
+    def _marked(self, columns: dict[str, str]) -> bool:
+        """Say whether rows carry their checkpoint's number."""
+        if self.slot_column is not None:
+            return CHECKPOINT in columns
+        return self.mode.name == "append" or (self.mode.name == "replace" and self.by_slots)
+
+    def _has_unique_key(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        cursor.execute(
+            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)"
+            " WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL GROUP BY i.indexrelid",
+            tuple(self.target),
+        )
+        return any(sorted(names) == sorted(self.mode.key) for (names,) in cursor.fetchall())
+
+    def _check_partitions(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        cursor.execute(
+            "SELECT pg_get_partkeydef(c.oid), (SELECT count(*) FROM pg_inherits WHERE inhparent = c.oid)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+            tuple(self.target),
+        )
+        by, count = cursor.fetchone()
+        which = f"{self.which}: attach=True"
+        if by != f"LIST ({CHECKPOINT})":
+            msg = f"{which}: expected a table partitioned by LIST ({CHECKPOINT}), found {by or 'none'}"
+            raise ConfigError(msg)
+        if count >= MOST_PARTITIONS:
+            msg = f"{which}: it has {count} partitions, at most {MOST_PARTITIONS} may be; merge old ones"
+            raise ConfigError(msg)
+
+    def check_rights(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """See that the history can be made: the first promotion does, when its columns are known."""
+        schema = promoting.MARKERS.schema
+        cursor.execute("SELECT has_schema_privilege(%s, 'CREATE'), current_user", (schema,))
+        may, user = cursor.fetchone()
+        if self.mode.keeps and not may:
+            msg = (
+                f"{self.which}: {user} may not create tables in schema {schema}, where the history is; grant it, or"
+                " declare history=0"
+            )
+            raise ConfigError(msg)
