@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from prestaging import Attempted, Rows, prestage
 from twophase import sinks
+from twophase.core import failpoints
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError
+from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.sinks.pg.history import order_of
@@ -222,6 +224,73 @@ def test_a_column_that_was_given_another_type_is_kept_as_that(target: Any) -> No
     table.put(3, w((1, "c")))
 
     assert there(target) == table.folded()
+
+
+# --- the index by key ------------------------------------------------------------------------------------------------
+
+
+def indexed(cursor: Any) -> int:
+    """Count the indexes that the history has by key."""
+    cursor.execute(
+        "SELECT count(*) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
+        " WHERE c.relnamespace = 'twophase_sinks'::regnamespace AND starts_with(c.relname, 'h_') AND i.indisunique"
+    )
+    found: int = cursor.fetchone()[0]
+    return found
+
+
+@pytest.mark.parametrize("again", [2, 1])
+def test_a_history_has_no_index_by_key_before_something_is_replaced(target: Any, again: int) -> None:
+    table = Table()
+    table.put(1, w((1, "a"), (2, "b")))
+    table.put(2, w((2, "B"), (3, "C")))
+    assert indexed(target) == 0
+
+    table.put(again, w((2, "X"), (4, "Y")))
+
+    assert (indexed(target), there(target)) == (1, table.folded())
+    for number in (3, 1, 3):
+        table.put(number, w((2, f"v{number}"), (number * 10, "own")))
+    assert (indexed(target), there(target)) == (1, table.folded())
+
+
+def test_a_history_has_no_index_by_key_before_something_comes_late(target: Any) -> None:
+    table = Table("retract")
+    table.put(1, w((1, "june", "+I"), (2, "june", "+I")), JUNE)
+    table.put(2, w((1, "june", "-U"), (1, "july", "+U"), (2, "june", "-D")), JULY)
+    assert indexed(target) == 0
+
+    table.put(3, w((2, "may", "+I"), (3, "may", "+I")), MAY)
+
+    assert (indexed(target), short(target)) == (1, {1: "july", 3: "may"})
+
+
+def test_a_history_that_has_its_primary_key_keeps_it_and_gets_no_other_index(target: Any) -> None:
+    table = Table()
+    table.put(1, w((1, "a")))
+    target.execute("SELECT relname FROM pg_class WHERE starts_with(relname, 'h_') AND relkind = 'r'")
+    target.execute(f"ALTER TABLE twophase_sinks.{target.fetchone()[0]} ADD PRIMARY KEY (id, _twophase_order)")
+
+    for number in (2, 1):
+        table.put(number, w((1, f"v{number}")))
+
+    assert (indexed(target), there(target)) == (1, table.folded())
+
+
+def test_a_replacement_that_dies_leaves_no_index_and_is_done_by_the_next_promoter(target: Any) -> None:
+    table = Table()
+    table.put(1, w((1, "a"), (2, "b")))
+    rows = w((2, "c"))
+    staged = table.stage(1, rows)
+    failpoints.configure("promote.applied=raise")
+    with pytest.raises(FailpointError):
+        table.promote(staged, rows)
+    failpoints.configure("")
+    assert (indexed(target), there(target)) == (0, table.folded())
+
+    assert table.promote(staged, rows) is Outcome.PROMOTED
+
+    assert (indexed(target), there(target)) == (1, table.folded())
 
 
 # --- the limit -------------------------------------------------------------------------------------------------------

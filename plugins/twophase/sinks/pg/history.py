@@ -14,7 +14,9 @@ key the target is the fold of the committed revisions in their order, whenever e
 order is the checkpoint's number, or between slots the slot itself. A key that loses its row has an entry like any
 other, and if it is the last the target has no such row: that is its tombstone.
 
-The cost follows the keys that are changed: an entry is found by key and order, or by order.
+A checkpoint that nothing comes after only adds entries, and looks for none. So the index by key and order, most of what
+an entry would cost, is made by the first promotion that looks for some: one that replaces, or comes late. From then on
+the cost of each follows the keys that it changes.
 """
 
 from __future__ import annotations
@@ -97,13 +99,21 @@ class History:
         )
         kind = sql.SQL("bigint" if isinstance(self.order, int) else 'text COLLATE "C"')
         self._run(
-            sql.SQL("CREATE TABLE {} ({}, {order} {} NOT NULL, {} boolean NOT NULL, PRIMARY KEY ({}, {order}))"),
-            self.table.sql, columns, kind, sql.Identifier(THERE), listed(self.changes.key),
+            sql.SQL("CREATE TABLE {} ({}, {order} {} NOT NULL, {} boolean NOT NULL)"),
+            self.table.sql, columns, kind, sql.Identifier(THERE),
         )  # fmt: skip
         # A checkpoint's entries lie together: this index costs next to nothing when they are added.
         self._run(sql.SQL("CREATE INDEX ON {} USING brin ({order}) WITH (autosummarize = on)"), self.table.sql)
         told = f"what checkpoints overwrote in {self.changes.target}"
         self._run(sql.SQL("COMMENT ON TABLE {} IS {}"), self.table.sql, sql.Literal(told))
+
+    def _index(self) -> None:
+        """Make the index by key and order, unless it is there; whoever only reads the history goes on meanwhile."""
+        from psycopg2 import sql
+
+        self.cursor.execute("SELECT FROM pg_index WHERE indrelid = %s::regclass AND indisunique", (str(self.table),))
+        if self.cursor.fetchone() is None:
+            self._run(sql.SQL("CREATE UNIQUE INDEX ON {} ({}, {order})"), self.table.sql, listed(self.changes.key))
 
     # --- a checkpoint that nothing comes after -----------------------------------------------------------------------
 
@@ -113,21 +123,13 @@ class History:
 
         self._add(sql.SQL(""), lambda name: sql.Identifier("t", name), sql.SQL("t.{} IS NOT NULL").format(self._first))
 
-    def missing(self) -> int:
-        """Count what is taken back, once there are entries, though it was not there."""
-        from psycopg2 import sql
-
-        there = sql.SQL("SELECT 1 FROM {} AS h WHERE {} AND h.{order} = {at} AND h.{}")
-        return self.changes.missing(
-            self.cursor,
-            self._filled(there, self.table.sql, self.changes.same("h", "gone"), sql.Identifier(THERE)),
-        )
-
     # --- one that is replaced, or late -------------------------------------------------------------------------------
 
     def insert(self) -> None:
         """Add the entries of keys that the checkpoint has not changed before, from what the next one found."""
         from psycopg2 import sql
+
+        self._index()
 
         def found(name: str) -> Composable:
             chosen = sql.SQL("CASE WHEN n.{order} IS NULL THEN t.{0} ELSE n.{0} END")
@@ -137,6 +139,16 @@ class History:
         self._add(self._next("c", "*"), found, there, sql.SQL(" ON CONFLICT DO NOTHING"))
         # What follows joins a checkpoint's entries: without this it is planned for a few of them.
         self._run(sql.SQL("ANALYZE {}"), self.table.sql)
+
+    def missing(self) -> int:
+        """Count what is taken back, once there are entries, though it was not there at that point."""
+        from psycopg2 import sql
+
+        there = sql.SQL("SELECT 1 FROM {} AS h WHERE {} AND h.{order} = {at} AND h.{}")
+        return self.changes.missing(
+            self.cursor,
+            self._filled(there, self.table.sql, self.changes.same("h", "gone"), sql.Identifier(THERE)),
+        )
 
     def replace(self, changed: Iterable[str]) -> None:
         """Let the next ones, or the target, have what the checkpoint now makes of each key that it changes or did.

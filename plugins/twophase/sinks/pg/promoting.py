@@ -259,8 +259,8 @@ class Promoter:
 
         retracts = self.mode.name == "retract"
         changes = Changes(self.target, self.staged, self.mode.key, columns, retracts=retracts)
+        there = sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, changes.same("t", "gone"))
         if not self.mode.keeps:
-            there = sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, changes.same("t", "gone"))
             self._refuse_missing(changes.missing(cursor, there))
             changes.apply(cursor)
             return
@@ -268,8 +268,8 @@ class Promoter:
         chain = History(cursor, self.key.pipeline, changes, self.order)
         older = self._older(cursor)
         if older is None and not self._overtaken(cursor):
+            self._refuse_missing(changes.missing(cursor, there))
             chain.add()
-            self._refuse_missing(chain.missing())
             changes.apply(cursor)
         else:
             self._refuse_forgotten(cursor)
