@@ -20,6 +20,8 @@ from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.sinks import Postgres
 from twophase.sinks.pg import staging
+from twophase.sinks.pg.changes import Changes
+from twophase.sinks.pg.database import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +109,7 @@ class Bench:
         self.execute(f"DROP TABLE {name}")
         return {"whole": whole, **parts, "promote": whole - staged}
 
-    def peer(self, *, rewrite: bool) -> Mapping[str, float]:
+    def peer(self, *, rewrite: bool, merge_as_we_do: bool = False) -> Mapping[str, float]:
         """Do what a user does without us: the JDBC writer, and for an upsert a merge by hand behind it."""
         name = self.target()
         by_key = "key" in self.mode
@@ -121,13 +123,27 @@ class Bench:
         start = time.perf_counter()
         write_jdbc(self.frame, self.dsn, to, rewrite=rewrite)
         written = time.perf_counter() - start
-        if by_key:
+        if merge_as_we_do:
+            self.merge(name, to)
+        elif by_key:
             changes = ", ".join(f"{column} = EXCLUDED.{column}" for column in COLUMNS if column != "id")
             merge = f"INSERT INTO {name} SELECT * FROM {to} ON CONFLICT (id) DO UPDATE SET {changes}"
             self.execute(f"{merge}; DROP TABLE {to}")
         whole = time.perf_counter() - start
         self.execute(f"DROP TABLE {name}")
         return {"whole": whole, "write": written, "merge": whole - written}
+
+    def merge(self, name: str, new: str) -> None:
+        """Merge a table into another as our promotion does, which needs an index by key on both."""
+        target, staged = Table.parse(name), Table.parse(new)
+        with psycopg2.connect(self.dsn) as session, session.cursor() as cursor:
+            cursor.execute(f"CREATE UNIQUE INDEX ON {new} (id); ANALYZE {new}")
+            columns = staging.columns_of(cursor, staged) or {}
+            changes = Changes(target, staged, tuple(self.mode["key"]), columns)
+            changes.read_in_order(cursor)
+            changes.apply(cursor)
+            cursor.execute(f"DROP TABLE {new}")
+        session.close()
 
 
 def write_jdbc(frame: DataFrame, dsn: str, table: str, *, rewrite: bool) -> None:
@@ -150,20 +166,23 @@ def run(place: Place, sizes: Sizes, *, mode: Mapping[str, Any], goal: float, by_
     }
     if "key" in mode:
         sides["forgetting"] = partial(bench.ours, history=0)
+        sides["merging"] = partial(bench.peer, rewrite=False, merge_as_we_do=True)
     found = interleave(sides, rounds=sizes.rounds, tell=True)
-    ours = found["ours"]["whole"]
-    rates = {name: sizes.rows / parts["whole"].median for name, parts in found.items()}
+    whole = {name: parts["whole"] for name, parts in found.items()}
+    ours, jdbc = whole["ours"], whole["jdbc"]
+    figures = [
+        Figure("ours ÷ the JDBC writer as it comes", ours, jdbc, goal=goal),
+        Figure("ours ÷ the JDBC writer with reWriteBatchedInserts", ours, whole["rewriting"]),
+    ]
+    if "key" in mode:
+        figures += [
+            Figure("ours ÷ the JDBC writer as it comes, and our merge", ours, whole["merging"]),
+            Figure("without a history ÷ the JDBC writer as it comes", whole["forgetting"], jdbc),
+        ]
+    rates = {name: sizes.rows / values.median for name, values in whole.items()}
     return Findings(
         compared=f"{sizes.rows:,} rows of {len(COLUMNS)} columns, staged, checked and promoted ÷ {by_hand}",
-        figures=[
-            Figure("ours ÷ the JDBC writer as it comes", ours, found["jdbc"]["whole"], goal=goal),
-            Figure("ours ÷ the JDBC writer with reWriteBatchedInserts", ours, found["rewriting"]["whole"]),
-            *(
-                Figure("without a history ÷ the JDBC writer as it comes", parts["whole"], found["jdbc"]["whole"])
-                for name, parts in found.items()
-                if name == "forgetting"
-            ),
-        ],
+        figures=figures,
         profile={name: medians(parts) for name, parts in found.items()},
         notes=[
             f"rows a second: {', '.join(f'{name} {rate:,.0f}' for name, rate in rates.items())}",

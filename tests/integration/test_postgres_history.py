@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
+import psycopg2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
+from twophase.sinks.pg import changes
 from twophase.sinks.pg.history import order_of
 
 COLUMNS = {"id": "bigint", "word": "string", "more": "string", "_change": "string"}
@@ -291,6 +295,76 @@ def test_a_replacement_that_dies_leaves_no_index_and_is_done_by_the_next_promote
     assert table.promote(staged, rows) is Outcome.PROMOTED
 
     assert (indexed(target), there(target)) == (1, table.folded())
+
+
+# --- beside others ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["upsert", "retract"])
+def test_a_key_that_somebody_else_adds_during_a_promotion_is_changed_all_the_same(target: Any, mode: str) -> None:
+    table = Table(mode)
+    table.put(1, w((1, "a", "+I"), (2, "b", "+I")) if mode == "retract" else w((1, "a"), (2, "b")))
+    rows = w((2, "b", "-D"), (3, "ours", "+I")) if mode == "retract" else w((2, "B"), (3, "ours"))
+    staged = table.stage(2, rows)
+    with closing(psycopg2.connect(target.connection.dsn, password=target.connection.info.password)) as other:
+        other.cursor().execute("INSERT INTO public.words (id, word) VALUES (3, 'theirs')")
+        with ThreadPoolExecutor(1) as pool:
+            promoting = pool.submit(table.promote, staged, rows)
+            waits_for_a_lock(target)
+            other.commit()
+
+            assert promoting.result() is Outcome.PROMOTED
+
+    assert there(target) == table.folded()
+
+
+def waits_for_a_lock(cursor: Any) -> None:
+    """Wait until somebody waits for a lock in this database."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        cursor.execute("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+                       " WHERE NOT l.granted AND a.datname = current_database()")  # fmt: skip
+        if cursor.fetchone()[0]:
+            return
+        time.sleep(0.01)
+    pytest.fail("expected a promotion that waits for a lock, found none")
+
+
+def test_a_server_without_merge_gets_the_same_rows(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_MERGES", target.connection.server_version + 1)
+    table = Table("retract")
+    table.put(1, w((1, "a", "+I"), (2, "b", "+I")))
+    table.put(2, w((1, "a", "-D"), (2, "b", "-U"), (2, "B", "+U"), (3, "c", "+I")))
+
+    assert there(target) == table.folded()
+
+
+@pytest.mark.parametrize("order", ["n", "md5(n::text)"], ids=["in order", "in no order"])
+def test_rows_are_merged_alike_into_a_target_that_lies_in_the_order_of_its_key_or_in_none(
+    target: Any, order: str
+) -> None:
+    target.execute("CREATE TABLE public.words (id bigint PRIMARY KEY, word text)")
+    target.execute(f"INSERT INTO public.words SELECT n, 'old' FROM generate_series(2, 600, 2) n ORDER BY {order}")
+    target.execute("ANALYZE public.words")
+    table = Table()
+
+    table.put(1, w(*((n, "new") for n in range(600, 0, -1))))
+
+    assert there(target) == table.folded()
+
+
+def test_a_trigger_is_told_of_an_update_where_the_key_is_there_and_of_an_insert_where_it_is_not(target: Any) -> None:
+    target.execute("CREATE TABLE public.words (id bigint PRIMARY KEY, word text); CREATE TABLE public.told (what text)")
+    target.execute("CREATE FUNCTION public.tell() RETURNS trigger LANGUAGE plpgsql AS"
+                   " 'BEGIN INSERT INTO public.told VALUES (TG_OP || NEW.id); RETURN NEW; END'")  # fmt: skip
+    target.execute("INSERT INTO public.words VALUES (1, 'old')")
+    target.execute("CREATE TRIGGER tell BEFORE INSERT OR UPDATE ON public.words"
+                   " FOR EACH ROW EXECUTE FUNCTION public.tell()")  # fmt: skip
+
+    Table().put(1, w((1, "a"), (2, "b")))
+
+    target.execute("SELECT what FROM public.told ORDER BY 1")
+    assert target.fetchall() == [("INSERT2",), ("UPDATE1",)]
 
 
 # --- the limit -------------------------------------------------------------------------------------------------------

@@ -262,6 +262,7 @@ class Promoter:
         there = sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, changes.same("t", "gone"))
         if not self.mode.keeps:
             self._refuse_missing(changes.missing(cursor, there))
+            changes.read_in_order(cursor)
             changes.apply(cursor)
             return
         history.lock(cursor, "history", self.key.pipeline, self.target)
@@ -269,6 +270,7 @@ class Promoter:
         older = self._older(cursor)
         if older is None and not self._overtaken(cursor):
             self._refuse_missing(changes.missing(cursor, there))
+            changes.read_in_order(cursor)
             chain.add()
             changes.apply(cursor)
         else:
