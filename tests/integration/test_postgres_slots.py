@@ -272,7 +272,7 @@ def test_an_older_revision_that_comes_late_does_not_take_the_slot_back(target: A
     second = daily.stage(day(15), [(2, date(15))])
     third = daily.put(day(15), [(3, date(15))])
 
-    assert [daily.promote(one) for one in (second, first)] == [Outcome.PROMOTED, Outcome.ALREADY_PROMOTED]
+    assert [daily.promote(one) for one in (second, first)] == [Outcome.FAILED, Outcome.ALREADY_PROMOTED]
 
     assert rows(target) == [(3, date(15))]
     assert [daily.sink.stands(one) for one in (first, second, third)] == [False, False, True]
