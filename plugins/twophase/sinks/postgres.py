@@ -285,9 +285,7 @@ class Postgres(Sink):
 
     def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
         mode = self._mode
-        if by_checkpoint(
-            self.mode, handle
-        ):  # a slot is one checkpoint: to replace its rows is to append the next revision
+        if by_checkpoint(self.mode, handle):  # to replace a slot's rows is to append its next revision
             mode = replace(mode, name="append")
         return Promoter(self.conn_id, mode, key, handle, manifest)
 

@@ -17,7 +17,7 @@ from typing import Any
 from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.pg import database, history, staging
+from twophase.sinks.pg import database, history, staging, targets
 from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import History, Order
@@ -202,13 +202,26 @@ class Promoter:
         if self.mode.create:
             self._create(cursor, columns)
         if self.mode.attach:
-            self._attach(cursor)
+            targets.attach(cursor, self.target, self.staged, self.key)
             return
         if self.mode.key:
             self._change(cursor, columns)
         else:
             self._put(cursor, list(columns))
         staging.drop(cursor, self.staged)
+
+    def _create(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
+        """Make the target, or add the columns that are new."""
+        if self.mode.name == "append":
+            columns = {**columns, CHECKPOINT: "bigint NOT NULL"}
+        made = targets.Made(columns, self.mode.key)
+        if self.mode.attach:
+            made = made._replace(partitioned_by=CHECKPOINT)
+        elif self.slot_rows:
+            made = made._replace(indexed=self.slot_rows.column)
+        elif self.mode.name == "append":
+            made = made._replace(indexed=CHECKPOINT)
+        targets.create(cursor, self.target, made)
 
     def _put(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
         """Insert the rows, in the place of the older revision's, of the slot's or of all."""
@@ -379,63 +392,3 @@ class Promoter:
         literals = {name: sql.Literal(value) for name, value in values.items()}
         cursor.execute(mine.format(markers=MARKERS.sql, order=order, **literals))
         return list(cursor.fetchall()) if cursor.description else []
-
-    def _attach(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
-        from psycopg2 import sql
-
-        if old := partition_of(cursor, self.target, self.key.checkpoint_id):
-            cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(self.target.sql, old.sql))
-            cursor.execute(sql.SQL("DROP TABLE {}").format(old.sql))
-        attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})")
-        cursor.execute(attach.format(self.target.sql, self.staged.sql, sql.Literal(self.key.checkpoint_id)))
-        cursor.execute(sql.SQL("DROP TABLE {}").format(staging.parts_of(self.staged).sql))
-        partition = sql.Identifier(f"{self.target.name[:40]}_{self.key.checkpoint_id:08d}_r{self.key.revision}")
-        cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(self.staged.sql))  # no stager's any more
-        cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(self.staged.sql, partition))
-
-    # --- the target --------------------------------------------------------------------------------------------------
-
-    def _create(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
-        """Make the target, or add the columns that are new; of checkpoints that are promoted at once one does."""
-        from psycopg2 import sql
-
-        there = staging.columns_of(cursor, self.target)
-        if there is None or columns.keys() - there.keys():
-            cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"twophase_sinks {self.target}",))
-            there = staging.columns_of(cursor, self.target)
-        if there is None:
-            lines = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in columns.items()]
-            if self.mode.name == "append":
-                lines.append(sql.SQL("{} bigint NOT NULL").format(sql.Identifier(CHECKPOINT)))
-            if self.mode.key:
-                names = sql.SQL(", ").join(map(sql.Identifier, self.mode.key))
-                lines.append(sql.SQL("PRIMARY KEY ({})").format(names))
-            by = (
-                sql.SQL(" PARTITION BY LIST ({})").format(sql.Identifier(CHECKPOINT))
-                if self.mode.attach
-                else sql.SQL("")
-            )
-            cursor.execute(sql.SQL("CREATE TABLE {} ({}){}").format(self.target.sql, sql.SQL(", ").join(lines), by))
-            by_checkpoint = CHECKPOINT if self.mode.name == "append" and not self.mode.attach else None
-            if indexed := self.slot_rows.column if self.slot_rows else by_checkpoint:
-                index = sql.SQL("CREATE INDEX ON {} ({})").format(self.target.sql, sql.Identifier(indexed))
-                cursor.execute(index)
-            return
-        for name, kind in columns.items():
-            if name not in there:
-                add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
-                cursor.execute(add.format(self.target.sql, sql.Identifier(name), sql.SQL(kind)))
-
-
-def partition_of(cursor: Any, target: Table, checkpoint_id: int) -> Table | None:  # noqa: ANN401 - a cursor
-    """Return the partition that holds a checkpoint's rows."""
-    cursor.execute(
-        "SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
-        " JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class p ON p.oid = i.inhparent"
-        " JOIN pg_namespace s ON s.oid = p.relnamespace WHERE s.nspname = %s AND p.relname = %s"
-        " AND pg_get_expr(c.relpartbound, c.oid) = %s",
-        (*target, f"FOR VALUES IN ('{checkpoint_id}')"),
-    )
-    row = cursor.fetchone()
-    return Table(*row) if row else None

@@ -1,0 +1,79 @@
+"""The target itself: how it is made, gets columns, and takes a staging table in as a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from twophase.core.checkpoint import Key
+from twophase.sinks.pg import staging
+from twophase.sinks.pg.database import Table
+
+
+class Made(NamedTuple):
+    """What a target is made of."""
+
+    #: Each with its type, and what else is said of it.
+    columns: Mapping[str, str]
+    key: tuple[str, ...] = ()
+    partitioned_by: str | None = None
+    indexed: str | None = None
+
+
+def create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a cursor
+    """Make the target, or add the columns that are new; of checkpoints that are promoted at once one does."""
+    from psycopg2 import sql
+
+    there = staging.columns_of(cursor, target)
+    if there is None or made.columns.keys() - there.keys():
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"twophase_sinks {target}",))
+        there = staging.columns_of(cursor, target)
+    if there is None:
+        _create(cursor, target, made)
+        return
+    for name, kind in made.columns.items():
+        if name not in there:
+            add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
+            cursor.execute(add.format(target.sql, sql.Identifier(name), sql.SQL(kind)))
+
+
+def _create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a cursor
+    from psycopg2 import sql
+
+    lines = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in made.columns.items()]
+    if made.key:
+        lines.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, made.key))))
+    by = sql.SQL("")
+    if made.partitioned_by:
+        by = sql.SQL(" PARTITION BY LIST ({})").format(sql.Identifier(made.partitioned_by))
+    cursor.execute(sql.SQL("CREATE TABLE {} ({}){}").format(target.sql, sql.SQL(", ").join(lines), by))
+    if made.indexed:
+        cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(target.sql, sql.Identifier(made.indexed)))
+
+
+def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa: ANN401 - a cursor
+    """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
+    from psycopg2 import sql
+
+    if old := partition_of(cursor, target, key.checkpoint_id):
+        cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(target.sql, old.sql))
+        cursor.execute(sql.SQL("DROP TABLE {}").format(old.sql))
+    attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})")
+    cursor.execute(attach.format(target.sql, staged.sql, sql.Literal(key.checkpoint_id)))
+    cursor.execute(sql.SQL("DROP TABLE {}").format(staging.parts_of(staged).sql))
+    partition = sql.Identifier(f"{target.name[:40]}_{key.checkpoint_id:08d}_r{key.revision}")
+    cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(staged.sql))  # no stager's any more
+    cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.sql, partition))
+
+
+def partition_of(cursor: Any, target: Table, checkpoint_id: int) -> Table | None:  # noqa: ANN401 - a cursor
+    """Return the partition that holds a checkpoint's rows."""
+    cursor.execute(
+        "SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class p ON p.oid = i.inhparent"
+        " JOIN pg_namespace s ON s.oid = p.relnamespace WHERE s.nspname = %s AND p.relname = %s"
+        " AND pg_get_expr(c.relpartbound, c.oid) = %s",
+        (*target, f"FOR VALUES IN ('{checkpoint_id}')"),
+    )
+    row = cursor.fetchone()
+    return Table(*row) if row else None
