@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prestaging import Attempted, Rows, prestage
+from processes import polls
 from twophase import sinks
 from twophase.core import failpoints
 from twophase.core.checkpoint import Json, Key, Output
@@ -320,13 +320,11 @@ def test_a_key_that_somebody_else_adds_during_a_promotion_is_changed_all_the_sam
 
 def waits_for_a_lock(cursor: Any) -> None:
     """Wait until somebody waits for a lock in this database."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+    for _ in polls(30):
         cursor.execute("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
                        " WHERE NOT l.granted AND a.datname = current_database()")  # fmt: skip
         if cursor.fetchone()[0]:
             return
-        time.sleep(0.01)
     pytest.fail("expected a promotion that waits for a lock, found none")
 
 

@@ -162,7 +162,13 @@ class Postgres(Sink):
         return f"s_{hashlib.blake2s(self.location().encode(), digest_size=4).hexdigest()}"
 
     def place(
-        self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
+        self,
+        key: Key,
+        attempt: int,
+        token: str,
+        *,
+        slot: str | None = None,
+        older: Output | None = None,  # noqa: ARG002 - what it replaces the markers tell
     ) -> Json:
         """Name a staging table; the token keeps it apart if a restored record repeats epochs."""
         name = f"{self._prefix}_{key.checkpoint_id:08d}_r{key.revision}_a{attempt}_{token}"
@@ -174,8 +180,6 @@ class Postgres(Sink):
         place |= self._slot_place(slot)
         if self.key or self.slot_column is not None:
             place["order"] = order_of(key.checkpoint_id, slot)
-        if older is not None:
-            place["replaces"] = older.key.revision
         return place
 
     def _slot_place(self, slot: str | None) -> dict[str, Any]:
