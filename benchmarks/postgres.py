@@ -178,6 +178,9 @@ def run(place: Place, sizes: Sizes, *, mode: Mapping[str, Any], goal: float, by_
         figures += [
             Figure("ours ÷ the JDBC writer as it comes, and our merge", ours, whole["merging"]),
             Figure("without a history ÷ the JDBC writer as it comes", whole["forgetting"], jdbc),
+            Figure(
+                "without a history ÷ the JDBC writer as it comes, and our merge", whole["forgetting"], whole["merging"]
+            ),
         ]
     rates = {name: sizes.rows / values.median for name, values in whole.items()}
     return Findings(
