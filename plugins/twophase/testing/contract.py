@@ -1,140 +1,23 @@
-"""Does a sink keep its promises? `SinkContract` finds out, with processes that are killed, stopped and woken.
-
-    class TestMySink(SinkContract):
-        @pytest.fixture
-        def sink(self):
-            return MySink("orders", conn_id="warehouse")       # over a system with nothing in it
-
-        @pytest.fixture
-        def read(self, sink):
-            return lambda: [...]                               # the rows that a reader finds: dicts of id and word
-
-The sink has to be in a module that can be imported, for a process of its own builds it again from its declaration: what
-a sink only remembers is gone by then, as after any crash.
-
-Run as a program this module is such a process: it promotes, and dies, stops or loses its connections at the line that
-it is told; where it has none, an error stands for that.
-"""
+"""The promises of a sink, a test each."""
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import TwophaseError
 from twophase.core.ports import Outcome
 from twophase.sinks.base import Sink
+from twophase.testing.outputs import WAITING, Read, Rows, Stage, Staged, again, session
+from twophase.testing.promoting import Promoting
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-PIPELINE = "contract"
-_SCHEMA = "id bigint, word string"
-_PATIENCE = 120.0
-_POLL = 0.1
 #: One promotion may take fewer lines than that in which they were counted, and come to its end.
 _KILLED = {-signal.SIGKILL, 0}
 _DONE = {Outcome.PROMOTED, Outcome.ALREADY_PROMOTED}
-_WAITING = {Outcome.RETRY_LATER, Outcome.UNKNOWN}
-
-Rows = list[dict[str, Any]]
-Read = Callable[[], Rows]
-
-
-@dataclass
-class Staged:
-    """One staged output, and all that the record would keep of it."""
-
-    sink: Sink
-    key: Key
-    attempt: int
-    handle: dict[str, Any]
-    manifest: Json
-    rows: Rows
-
-    @property
-    def output(self) -> Output:
-        """Return it as the record has it once it is decided."""
-        return Output(self.key, self.attempt, self.handle, self.manifest)
-
-    def promote(self) -> Outcome:
-        """Promote it with a sink that remembers nothing."""
-        return again(self.sink).promote(self.key, self.handle, self.manifest).outcome
-
-    def finish(self) -> Outcome:
-        """Promote it as recovery does: who died in the middle may hold what is needed for a moment."""
-        deadline = time.monotonic() + _PATIENCE
-        while (outcome := self.promote()) in _WAITING and time.monotonic() < deadline:
-            time.sleep(_POLL)
-        return outcome
-
-    def find(self) -> Outcome:
-        """Ask where it stands, likewise."""
-        return again(self.sink).find(self.key, self.handle, self.manifest).outcome
-
-
-def again(sink: Sink) -> Sink:
-    """Build a sink again from its declaration, as the record keeps it."""
-    return Sink.load(json.loads(json.dumps(sink.declaration())))
-
-
-@dataclass
-class Stage:
-    """Stages outputs of a sink, one checkpoint after the other."""
-
-    spark: SparkSession
-    sink: Sink
-    decided: int = 0
-    checkpoints: int = 0
-
-    def __call__(self, *, of: Staged | None = None, attempt: int = 1, rows: int = 3) -> Staged:
-        """Stage the next checkpoint, or the next revision of one."""
-        if of is None:
-            self.checkpoints += 1
-        key = Key(PIPELINE, *((self.checkpoints, 1) if of is None else (of.key.checkpoint_id, of.key.revision + 1)))
-        return self.attempt(key, attempt, rows, of)
-
-    def frame(self, rows: Rows) -> DataFrame:
-        """Return the rows as the transform gives them to the sink."""
-        return self.spark.createDataFrame([(row["id"], row["word"]) for row in rows], _SCHEMA).coalesce(1)
-
-    def slot(self, key: Key) -> str | None:  # noqa: ARG002 - for sinks where it matters
-        """Return the slot that a checkpoint stands for; None: it stands for none."""
-        return None
-
-    def attempt(self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None) -> Staged:
-        """Stage one attempt of a revision."""
-        made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
-        older = of.output if of else None
-        place = self.sink.place(key, attempt, secrets.token_hex(4), slot=self.slot(key), older=older)
-        manifest = self.sink.stage(self.frame(made), key, attempt, "contract", place)
-        self.decided += 1
-        handle = {**place, "commit_seq": self.decided, "timestamp": "2026-01-01T00:00:00+00:00"}
-        staged = Staged(self.sink, key, attempt, json.loads(json.dumps(handle)), _plain(manifest), made)
-        again(self.sink).check(key, place, manifest)
-        return staged
-
-
-def _plain(manifest: Json) -> Json:
-    """Return a manifest as the record gives it back."""
-    found: Json = json.loads(json.dumps(manifest))
-    return found
 
 
 class SinkContract:
@@ -157,7 +40,7 @@ class SinkContract:
     def stage(self, sink: Sink) -> Stage:
         """Return what stages into the sink, by Spark."""
         sink.prepare()
-        return Stage(_session(), sink)
+        return Stage(session(), sink)
 
     # --- the plain way -----------------------------------------------------------------------------------------------
 
@@ -281,7 +164,7 @@ class SinkContract:
             late.wake()
             assert late.ended() == 0
             done.append(staged)
-            assert first in {*_DONE, *_WAITING}
+            assert first in {*_DONE, *WAITING}
             assert staged.promote() is Outcome.ALREADY_PROMOTED
             assert _same(read(), self.expected(*done)), f"stopped at {place}"
 
@@ -298,7 +181,7 @@ class SinkContract:
             outcomes = [one.outcome() for one in racing]
             done.append(staged)
             assert outcomes.count(Outcome.PROMOTED) <= 1
-            assert set(outcomes) <= {*_DONE, *_WAITING}
+            assert set(outcomes) <= {*_DONE, *WAITING}
             assert staged.finish() in _DONE
             assert _same(read(), self.expected(*done))
 
@@ -341,7 +224,7 @@ class SinkContract:
             first = stage()
             late = Promoting(first, "stop", place)
             late.until_stopped()
-            if first.promote() in _WAITING:  # the sleeper holds what is needed: it has to go on first
+            if first.promote() in WAITING:  # the sleeper holds what is needed: it has to go on first
                 late.wake()
                 late.ended()
                 assert first.promote() is Outcome.ALREADY_PROMOTED
@@ -438,157 +321,3 @@ def _same(found: Rows, expected: Rows) -> bool:
         return Counter((row["id"], row["word"]) for row in rows)
 
     return counted(found) == counted(expected)
-
-
-def _session() -> SparkSession:
-    """Return a small Spark of this process."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("twophase contract")
-    for name, value in {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": _path(),
-        "spark.sql.shuffle.partitions": "1",
-        "spark.ui.enabled": "false",
-    }.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
-def _path() -> str:
-    """Return where other processes find what this one does."""
-    return os.pathsep.join(entry for entry in sys.path if entry)
-
-
-# --- a process that promotes -----------------------------------------------------------------------------------------
-
-
-class Promoting:
-    """A process that promotes one output, up to some line of the sink's own code."""
-
-    def __init__(self, staged: Staged, action: str, place: int) -> None:
-        """Start it."""
-        task = {
-            "sink": staged.sink.declaration(),
-            "key": list(staged.key),
-            "handle": staged.handle,
-            "manifest": staged.manifest,
-            "action": action,
-            "place": place,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "twophase.testing"],
-            env={**os.environ, "PYTHONPATH": _path()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(task))
-        self._process.stdin.close()
-        self._process.stdin = None
-        self._told: str | None = None
-
-    def until_stopped(self) -> None:
-        """Wait until it has stopped itself, or has ended before."""
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-    def wake(self) -> None:
-        """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def ended(self) -> int:
-        """Wait for its end; return the exit code, negative: the signal that killed it."""
-        self._tell()
-        return self._process.returncode
-
-    def outcome(self) -> Outcome:
-        """Return what it was told by the sink."""
-        return Outcome(self._tell()["outcome"])
-
-    def count(self) -> int:
-        """Return how many lines of the sink's code it came by."""
-        found: int = self._tell()["lines"]
-        return found
-
-    def _tell(self) -> dict[str, Any]:
-        """Wait for its end, and return what it said before that."""
-        if self._told is None:
-            try:
-                self._told, _ = self._process.communicate(timeout=_PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.communicate()
-                pytest.fail(f"a promotion did not come to its end within {_PATIENCE:g} s")
-        found: dict[str, Any] = json.loads(self._told) if self._told else {}
-        return found
-
-
-class Tracer:
-    """Counts the lines of a sink's own code, and acts at one of them."""
-
-    def __init__(self, folder: str, action: str, place: int) -> None:
-        """Watch the modules in a folder."""
-        self.folder = folder
-        self.action = action
-        self.place = place
-        self.lines = 0
-
-    def __call__(self, frame: FrameType, event: str, _argument: object) -> Tracer | None:
-        """Be asked for each call, and for each line of those that are watched."""
-        if event == "call":
-            return self if frame.f_code.co_filename.startswith(self.folder) else None
-        if event == "line":
-            self.lines += 1
-            if self.lines == self.place:
-                self._act()
-        return self
-
-    def _act(self) -> None:
-        match self.action:
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "cut" if not _cut():
-                msg = "the reply was lost, as the contract wants it"
-                raise ConnectionError(msg)
-
-
-def _cut() -> int:
-    """Cut the connections of this process: nothing comes back, though what is sent still arrives. Return how many."""
-    found = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile, or not connected
-            if entry.readlink().name.startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-                    if connection.getpeername():  # a process that talks to itself does so without a name
-                        connection.shutdown(socket.SHUT_RD)
-                        found += 1
-    return found
-
-
-def _watched(sink: Sink) -> str:
-    """Return the folder of a sink's module."""
-    return str(Path(sys.modules[type(sink).__module__].__file__ or "").parent)
-
-
-def main() -> int:
-    """Promote as a task says, and tell how it went; return the exit code."""
-    task = json.load(sys.stdin)
-    sink = Sink.load(task["sink"])
-    tracer = Tracer(_watched(sink), task["action"], task["place"])
-    sys.settrace(tracer)
-    try:
-        promoted = sink.promote(Key(*task["key"]), task["handle"], task["manifest"])
-    except ConnectionError:
-        return 1
-    finally:
-        sys.settrace(None)
-    sys.stdout.write(json.dumps({"outcome": promoted.outcome, "lines": tracer.lines}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

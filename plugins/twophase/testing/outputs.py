@@ -1,0 +1,131 @@
+"""Outputs that are staged for a trial, and all that the record would keep of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.ports import Outcome
+from twophase.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PIPELINE = "contract"
+_SCHEMA = "id bigint, word string"
+#: How long, in seconds, a promotion may take.
+PATIENCE = 120.0
+_POLL = 0.1
+#: What says that it has to be asked again.
+WAITING = {Outcome.RETRY_LATER, Outcome.UNKNOWN}
+
+Rows = list[dict[str, Any]]
+Read = Callable[[], Rows]
+
+
+@dataclass
+class Staged:
+    """One staged output, and all that the record would keep of it."""
+
+    sink: Sink
+    key: Key
+    attempt: int
+    handle: dict[str, Any]
+    manifest: Json
+    rows: Rows
+
+    @property
+    def output(self) -> Output:
+        """Return it as the record has it once it is decided."""
+        return Output(self.key, self.attempt, self.handle, self.manifest)
+
+    def promote(self) -> Outcome:
+        """Promote it with a sink that remembers nothing."""
+        return again(self.sink).promote(self.key, self.handle, self.manifest).outcome
+
+    def finish(self) -> Outcome:
+        """Promote it as recovery does: who died in the middle may hold what is needed for a moment."""
+        deadline = time.monotonic() + PATIENCE
+        while (outcome := self.promote()) in WAITING and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        return outcome
+
+    def find(self) -> Outcome:
+        """Ask where it stands, likewise."""
+        return again(self.sink).find(self.key, self.handle, self.manifest).outcome
+
+
+def again(sink: Sink) -> Sink:
+    """Build a sink again from its declaration, as the record keeps it."""
+    return Sink.load(json.loads(json.dumps(sink.declaration())))
+
+
+@dataclass
+class Stage:
+    """Stages outputs of a sink, one checkpoint after the other."""
+
+    spark: SparkSession
+    sink: Sink
+    decided: int = 0
+    checkpoints: int = 0
+
+    def __call__(self, *, of: Staged | None = None, attempt: int = 1, rows: int = 3) -> Staged:
+        """Stage the next checkpoint, or the next revision of one."""
+        if of is None:
+            self.checkpoints += 1
+        key = Key(PIPELINE, *((self.checkpoints, 1) if of is None else (of.key.checkpoint_id, of.key.revision + 1)))
+        return self.attempt(key, attempt, rows, of)
+
+    def frame(self, rows: Rows) -> DataFrame:
+        """Return the rows as the transform gives them to the sink."""
+        return self.spark.createDataFrame([(row["id"], row["word"]) for row in rows], _SCHEMA).coalesce(1)
+
+    def slot(self, key: Key) -> str | None:  # noqa: ARG002 - for sinks where it matters
+        """Return the slot that a checkpoint stands for; None: it stands for none."""
+        return None
+
+    def attempt(self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None) -> Staged:
+        """Stage one attempt of a revision."""
+        made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
+        older = of.output if of else None
+        place = self.sink.place(key, attempt, secrets.token_hex(4), slot=self.slot(key), older=older)
+        manifest = self.sink.stage(self.frame(made), key, attempt, "contract", place)
+        self.decided += 1
+        handle = {**place, "commit_seq": self.decided, "timestamp": "2026-01-01T00:00:00+00:00"}
+        staged = Staged(self.sink, key, attempt, json.loads(json.dumps(handle)), _plain(manifest), made)
+        again(self.sink).check(key, place, manifest)
+        return staged
+
+
+def _plain(manifest: Json) -> Json:
+    """Return a manifest as the record gives it back."""
+    found: Json = json.loads(json.dumps(manifest))
+    return found
+
+
+def session() -> SparkSession:
+    """Return a small Spark of this process."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("twophase contract")
+    for name, value in {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": path(),
+        "spark.sql.shuffle.partitions": "1",
+        "spark.ui.enabled": "false",
+    }.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def path() -> str:
+    """Return where other processes find what this one does."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
