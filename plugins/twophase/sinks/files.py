@@ -21,7 +21,8 @@ from twophase.core.slots import Slot
 from twophase.sinks import adopting, disk, frames, manifests, paths, sealing
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
-from twophase.sinks.layout import ATTEMPT, SIDES, SUPERSEDED, TOMBSTONE, Marker, Place, markers, side
+from twophase.sinks.layout import SIDES, Marker, Place, markers, side
+from twophase.sinks.leftovers import Leftovers
 from twophase.sinks.promoting import TRIES, Promoter
 from twophase.sinks.relations import Relation
 from twophase.sinks.rows import COMPRESSIONS, FORMATS
@@ -110,13 +111,10 @@ class Files(Sink):
         """Say whether a slot owns a folder of its own."""
         return self.slot_folder is not None
 
-    @property
-    def _side(self) -> Path:
-        return side(Path(self.location()))
-
     def prepare(self, slot: str | None = None) -> None:
         """Create the table's folder and the one beside it, on one file system, so that a rename is atomic."""
-        table, beside = Path(self.location()), self._side
+        table = Path(self.location())
+        beside = side(table)
         if slot is not None and (foreign := self._foreign(slot)) is not None and not self.adopts:
             raise self._not_ours(foreign)
         try:
@@ -292,85 +290,32 @@ class Files(Sink):
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
-        place = Place(key, handle)
-        for left in self._attempts(place.side):
+        leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
+        for left in leftovers.attempts():
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
-                self.remove(left)
+                leftovers.remove(left)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 
     def attempts(self) -> Iterator[Attempt]:
         """List what attempts left beside the table."""
-        yield from self._attempts(self._side)
-
-    def _attempts(self, side: Path) -> Iterator[Attempt]:
-        for name in SIDES[:3]:
-            for entry, path in disk.entries(side / name):
-                if match := ATTEMPT.fullmatch(entry):
-                    yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
+        yield from self._leftovers.attempts()
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it.
-
-        What an exchange brought out is not this attempt's, whatever its folder is called: it is put away.
-        """
-        path = Path(left.path)
-        if left.manifest and self._is_visible(left):
-            return
-        if not left.manifest and path.parent.name == "taken" and not path.name.endswith(".dead"):
-            try:
-                others = [m for m in markers(path) if (m.revision, m.attempt) != (left.revision, left.attempt)]
-                if others:
-                    self._put_back(left, others[0])
-                    return
-            except (FileNotFoundError, FileExistsError, NotADirectoryError):
-                return  # a promoter was faster
-        disk.remove(path, path.parent.parent / "taken")
-
-    def _put_back(self, left: Attempt, found: Marker) -> None:
-        """Put away what an exchange brought out; if that is what is committed, let it change places again.
-
-        The latter was lost, restaged and committed, while a promoter slept to whom the lost one came back.
-        """
-        path = Path(left.path)
-        if found.revision < left.revision:
-            disk.rename_new(path, path.parents[1] / "superseded" / f"{left.checkpoint_id:08d}.r{found.revision}")
-            return
-        key = Key("", left.checkpoint_id, found.revision)
-        content = Place(key, {"table": self.location(), "name": path.name}).manifest(found.attempt).read_bytes()
-        place = Place(key, {"table": self.location(), "name": path.name, "folder": Manifest.loads(content).folder})
-        if disk.digest(content) == found.digest and any(m.attempt == left.attempt for m in markers(place.visible)):
-            disk.exchange(path, place.visible)
-            disk.fsync_folder(place.visible.parent)
-
-    def _is_visible(self, left: Attempt) -> bool:
-        """Say whether the folder that a manifest describes is in the table."""
-        try:
-            content = Path(left.path).read_bytes()
-        except FileNotFoundError:
-            return False
-        marker = str(Marker(left.revision, left.attempt, disk.digest(content)))
-        folder = f"checkpoint={left.checkpoint_id:08d}" if self.slot_folder is None else Manifest.loads(content).folder
-        return folder is not None and (Path(self.location()) / folder / marker).exists()
+        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it."""
+        self._leftovers.remove(left)
 
     def superseded(self) -> Iterator[Superseded]:
         """List what later revisions took the place of."""
-        for entry, path in disk.entries(self._side / "superseded"):
-            if (match := SUPERSEDED.fullmatch(entry)) and os.listdir(path) != [TOMBSTONE]:  # noqa: PTH208 - a string
-                yield Superseded(int(match[1]), int(match[2]), path)
+        yield from self._leftovers.superseded()
 
     def forget(self, old: Superseded) -> None:
         """Remove one of those; where folders cannot be exchanged its name stays taken for ever (R3)."""
-        path = Path(old.path)
-        remains = f"{path.name}.a0"  # whoever is killed on the way leaves it under a name that the next sweep knows
-        if disk.can_exchange(path.parent):
-            disk.remove(path, self._side / "taken", remains)
-            return
-        (path / TOMBSTONE).touch()
-        disk.fsync_folder(path)
-        for entry in list(path.iterdir()):
-            if entry.name != TOMBSTONE:
-                disk.remove(entry, self._side / "taken", remains)
+        self._leftovers.forget(old)
+
+    @property
+    def _leftovers(self) -> Leftovers:
+        return Leftovers(Path(self.location()), slotted=self.slotted)
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 
