@@ -24,6 +24,7 @@ from twophase.maintenance import sweep as sweep_all
 from twophase.running import Runner, coordinator
 from twophase.sinks.base import Sink
 from twophase.sinks.lake import Lake
+from twophase.spark.plan import Plan
 
 # The fork server imports this module once for all processes: what sinks import only when they need it is imported here.
 for needed in (
@@ -126,6 +127,17 @@ def drain(kinds: str) -> None:
     with Runner(pipeline(kinds), PreStaged()) as runner:
         while runner.run():
             pass
+
+
+def marked(rows: list[Row], plan: Plan) -> list[Row]:
+    """Let each row say which revision wrote it, unless it is the first."""
+    return [{**row, "word": f"{row['word']} r{plan.revision}"} for row in rows] if plan.revision > 1 else rows
+
+
+def replace(kinds: str, checkpoint_id: int) -> None:
+    """Take another revision of a committed checkpoint through."""
+    with Runner(pipeline(kinds), PreStaged(change=marked)) as runner:
+        runner.replace(checkpoint_id)
 
 
 def recover(kinds: str) -> None:

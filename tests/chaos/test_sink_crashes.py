@@ -12,7 +12,8 @@ import pytest
 
 import scenarios
 from chaos import sinking
-from factories import counted, land_words
+from chaos.holding import wait_for_lease
+from factories import Row, counted, land_words
 from processes import call
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
@@ -54,6 +55,15 @@ FEW = {
     "files+sent": ("send.committed",),
     ALL: ("promote.after",),
 }
+#: What was sent cannot be taken back.
+REPLACEABLE = (
+    *(kinds for kinds in KINDS if "sent" not in kinds),
+    "+".join(kind for kind in sinking.LOCAL if kind != "sent"),
+)
+#: What `make test` meets of their replacements, killed.
+FEW_REPLACED = {"postgres": "promote.applied", "delta": "promote.visible"}
+#: More than a checkpoint comes to here.
+REVISIONS = 4
 WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.sweep}
 
 
@@ -78,6 +88,15 @@ def cases() -> Iterator[object]:
             for action in ("kill", "raise"):
                 few = action == "kill" and point in FEW.get(kinds, ())
                 yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
+
+
+def replacements() -> Iterator[object]:
+    for kinds in REPLACEABLE:
+        for point in points(kinds):
+            if point.partition(".")[0] not in WAYS:
+                for action in ("kill", "raise"):
+                    few = action == "kill" and point == FEW_REPLACED.get(kinds)
+                    yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +129,65 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
         there = counted(sinking.held(kind))
         before, after = (counted(sinking.expected(kind, some)) for some in (first, rows))
         assert before <= there <= after if kind in BIT_BY_BIT else there in (before, after), kind
-    for number in (1, 2):
-        assert call(sinking.recover, kinds, log=home / f"recover{number}.log").wait() == 0
+    recover(kinds, home)
     drained = call(sinking.drain, kinds, log=home / "drain.log")
     assert drained.wait() == 0, drained.said
     for kind in kinds.split("+"):
         assert counted(sinking.held(kind)) == counted(sinking.expected(kind, rows)), kind
+    expect_in_order(kinds, record, home)
+
+
+@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(replacements()))
+def test_a_crash_anywhere_in_a_replacement_shows_one_revision_whole_in_every_sink(
+    kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
+) -> None:
+    first, second = land_words(files=2), land_words(files=2, start=2)
+    assert call(sinking.drain, kinds, log=home / "drain.log").wait() == 0
+
+    crashed = call(sinking.replace, kinds, 2, log=home / "crash.log", failpoints=f"{failpoint}={action}")
+
+    assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
+    assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
+    for kind in kinds.split("+"):
+        assert revision_shown(kind, first, second) in {1, 2}
+    wait_for_lease(record)
+    recover(kinds, home)
+    decided = committed_revision(record)
+    assert {revision_shown(kind, first, second) for kind in kinds.split("+")} == {decided}
+    again = call(sinking.replace, kinds, 2, log=home / "again.log")
+    assert again.wait() == 0, again.said
+    latest = committed_revision(record)
+    assert latest > decided
+    assert {revision_shown(kind, first, second) for kind in kinds.split("+")} == {latest}
+    expect_in_order(kinds, record, home)
+
+
+def revision_shown(kind: str, first: list[Row], second: list[Row]) -> int:
+    """Return which revision of the second checkpoint a reader of a sink finds: whole, and beside the first one."""
+    there = counted(sinking.held(kind))
+    for revision in range(1, REVISIONS + 1):
+        replaced = [{**row, "word": f"{row['word']} r{revision}"} if revision > 1 else row for row in second]
+        if there == counted(sinking.expected(kind, first + replaced)):
+            return revision
+    pytest.fail(f"{kind} shows no revision whole: {sorted(there)}")
+
+
+def committed_revision(record: PostgresRecord) -> int:
+    """Return which revision of the second checkpoint the record says is committed."""
+    with record.transaction() as tx:
+        found = tx.committed_revision("words", 2)
+    assert found is not None
+    return found.key.revision
+
+
+def recover(kinds: str, home: Path) -> None:
+    """Finish what is left; once more finds nothing to do."""
+    for number in (1, 2):
+        assert call(sinking.recover, kinds, log=home / f"recover{number}.log").wait() == 0
+
+
+def expect_in_order(kinds: str, record: PostgresRecord, home: Path) -> None:
+    """Expect that all has ended, is as it was recorded, and that nothing dead is left."""
     assert call(sinking.sweep, kinds, log=home / "sweep.log").wait() == 0
     declared = sinking.pipeline(kinds)
     with record.transaction() as tx:
