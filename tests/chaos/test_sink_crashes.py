@@ -12,7 +12,7 @@ import pytest
 
 import scenarios
 from chaos import sinking
-from chaos.holding import wait_for_lease
+from chaos.holding import let_retention_be_over, wait_for_lease
 from factories import Row, counted, land_words
 from processes import call
 from twophase.committer.record import PostgresRecord
@@ -187,7 +187,8 @@ def recover(kinds: str, home: Path) -> None:
 
 
 def expect_in_order(kinds: str, record: PostgresRecord, home: Path) -> None:
-    """Expect that all has ended, is as it was recorded, and that nothing dead is left."""
+    """Expect that all has ended, is as it was recorded, and that nothing dead is left when retention is over."""
+    let_retention_be_over(record)
     assert call(sinking.sweep, kinds, log=home / "sweep.log").wait() == 0
     declared = sinking.pipeline(kinds)
     with record.transaction() as tx:
