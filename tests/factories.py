@@ -37,11 +37,16 @@ def land(name: str, rows: Iterable[Row], folder: str = "landing/words") -> Path:
     return new.rename(path)
 
 
+def numbered(file: int, rows: int = 10) -> list[Row]:
+    """Return the rows of a file, which no other file has."""
+    return [{"id": file * rows + i, "word": f"w{i % 7}", "frequency": i} for i in range(rows)]
+
+
 def land_words(files: int = 1, rows: int = 10, start: int = 0) -> list[Row]:
     """Write files of numbered rows, each row in them once; return all rows."""
     made: list[Row] = []
     for number in range(start, start + files):
-        batch = [{"id": number * rows + i, "word": f"w{i % 7}", "frequency": i} for i in range(rows)]
+        batch = numbered(number, rows)
         land(f"{number:06d}.json", batch)
         made += batch
     return made

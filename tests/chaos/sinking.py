@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import psycopg2
 
-from factories import PreStaged, Row, visible, words_pipeline
+from factories import PreStaged, Row, land, numbered, visible, words_pipeline
 from lake_formats import CATALOG as IN_A_FILE
 from lake_formats import DeltaFormat, IcebergFormat
 from s3_server import BUCKET, CONN_ID
 from scenarios import Failing
 from senders import kept
-from twophase import Pipeline, sinks
+from twophase import Pipeline, sinks, sources
 from twophase.core.errors import AttemptFailed
 from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import home
@@ -66,11 +66,29 @@ TABLES = {
 LAST_ONLY = frozenset({"retracted", "replaced"})
 #: How many rows a checkpoint has here.
 ROWS = 20
+#: Behind the kinds of a pipeline whose checkpoints stand for days: the sinks then hold all of them.
+BY_SLOTS = " by slots"
 
 
-def expected(kind: str, rows: list[Row]) -> list[Row]:
+def split(kinds: str) -> list[str]:
+    """Return the kinds of `a+b+c`."""
+    return kinds.removesuffix(BY_SLOTS).split("+")
+
+
+def expected(kind: str, rows: list[Row], *, by_slots: bool = False) -> list[Row]:
     """Return what a reader of a sink must find when checkpoints with these rows are in it."""
-    return rows[-ROWS:] if kind in LAST_ONLY else rows
+    return rows[-ROWS:] if kind in LAST_ONLY and not by_slots else rows
+
+
+def land_days(*days: int) -> list[Row]:
+    """Write the rows of some days, two files each; return all of them."""
+    made: list[Row] = []
+    for day in days:
+        for number in (2 * day, 2 * day + 1):
+            batch = numbered(number)
+            land(f"{number:06d}.json", batch, f"landing/days/dt=2026-11-{day:02d}")
+            made += batch
+    return made
 
 
 def _bucket() -> str:
@@ -81,7 +99,11 @@ def _bucket() -> str:
 def pipeline(kinds: str) -> Pipeline:
     """Declare a pipeline into `a+b+c`."""
     os.environ["AIRFLOW_CONN_DWH"] = os.environ[TARGET]
-    return words_pipeline(writes={kind: DECLARED[kind]() for kind in kinds.split("+")}, max_files=2)
+    declared = words_pipeline(writes={kind: DECLARED[kind]() for kind in split(kinds)}, max_files=2)
+    if not kinds.endswith(BY_SLOTS):
+        return declared
+    days = sources.Interval("landing/days/dt={start:%Y-%m-%d}", "json")
+    return Pipeline(declared.name, reads={"words": days}, transform="word_count:copy", writes=declared.writes)
 
 
 def held(kind: str) -> list[Row]:
@@ -127,6 +149,13 @@ def drain(kinds: str) -> None:
     with Runner(pipeline(kinds), PreStaged()) as runner:
         while runner.run():
             pass
+
+
+def run_days(kinds: str, *days: int) -> None:
+    """Take days through."""
+    with Runner(pipeline(kinds), PreStaged()) as runner:
+        for day in days:
+            runner.run(f"2026-11-{day:02d}/2026-11-{day + 1:02d}")
 
 
 def marked(rows: list[Row], plan: Plan) -> list[Row]:

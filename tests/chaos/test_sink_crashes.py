@@ -59,6 +59,7 @@ FEW = {
 REPLACEABLE = (
     *(kinds for kinds in KINDS if "sent" not in kinds),
     "+".join(kind for kind in sinking.LOCAL if kind != "sent"),
+    *(f"{kinds}{sinking.BY_SLOTS}" for kinds in ("replaced", "upserted", "files+replaced")),
 )
 #: What `make test` meets of their replacements, killed.
 FEW_REPLACED = {"postgres": "promote.applied", "delta": "promote.visible"}
@@ -69,7 +70,7 @@ WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.swee
 
 def points(kinds: str) -> list[str]:
     """Return what a pipeline into these comes by."""
-    parts = set(kinds.split("+"))
+    parts = set(sinking.split(kinds))
     met = {
         STAGED_AS_FILES: parts & {"files", "sent", *LAKES},
         CHECKED: parts & {"files", *LAKES},
@@ -141,33 +142,40 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
 def test_a_crash_anywhere_in_a_replacement_shows_one_revision_whole_in_every_sink(
     kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
 ) -> None:
-    first, second = land_words(files=2), land_words(files=2, start=2)
-    assert call(sinking.drain, kinds, log=home / "drain.log").wait() == 0
+    by_slots = kinds.endswith(sinking.BY_SLOTS)
+    if by_slots:
+        first, second = sinking.land_days(1), sinking.land_days(2)
+        assert call(sinking.run_days, kinds, 1, 2, log=home / "days.log").wait() == 0
+    else:
+        first, second = land_words(files=2), land_words(files=2, start=2)
+        assert call(sinking.drain, kinds, log=home / "drain.log").wait() == 0
+
+    def shown() -> set[int]:
+        return {revision_shown(kind, first, second, by_slots=by_slots) for kind in sinking.split(kinds)}
 
     crashed = call(sinking.replace, kinds, 2, log=home / "crash.log", failpoints=f"{failpoint}={action}")
 
     assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
     assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
-    for kind in kinds.split("+"):
-        assert revision_shown(kind, first, second) in {1, 2}
+    assert shown() <= {1, 2}
     wait_for_lease(record)
     recover(kinds, home)
     decided = committed_revision(record)
-    assert {revision_shown(kind, first, second) for kind in kinds.split("+")} == {decided}
+    assert shown() == {decided}
     again = call(sinking.replace, kinds, 2, log=home / "again.log")
     assert again.wait() == 0, again.said
     latest = committed_revision(record)
     assert latest > decided
-    assert {revision_shown(kind, first, second) for kind in kinds.split("+")} == {latest}
+    assert shown() == {latest}
     expect_in_order(kinds, record, home)
 
 
-def revision_shown(kind: str, first: list[Row], second: list[Row]) -> int:
+def revision_shown(kind: str, first: list[Row], second: list[Row], *, by_slots: bool) -> int:
     """Return which revision of the second checkpoint a reader of a sink finds: whole, and beside the first one."""
     there = counted(sinking.held(kind))
     for revision in range(1, REVISIONS + 1):
         replaced = [{**row, "word": f"{row['word']} r{revision}"} if revision > 1 else row for row in second]
-        if there == counted(sinking.expected(kind, first + replaced)):
+        if there == counted(sinking.expected(kind, first + replaced, by_slots=by_slots)):
             return revision
     pytest.fail(f"{kind} shows no revision whole: {sorted(there)}")
 
