@@ -1,4 +1,4 @@
-"""A backfill of a year, killed again and again: each interval exactly once, and regular runs go on meanwhile."""
+"""A long backfill, killed again and again: each interval exactly once, and regular runs go on meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_exactly_once(record: PostgresRecord, intervals: int, before: int, regu
     assert not [difference for difference in verify(record, pipeline) if difference]
 
 
-def backfill_a_year(
+def backfill(
     record: PostgresRecord, home: Path, *, intervals: int, before: int, regular: int, kills: int, seed: int
 ) -> None:
     """Backfill intervals, of which some are committed already, while new ones are run; kill the backfill on the way."""
@@ -87,8 +87,13 @@ def backfill_a_year(
     check_exactly_once(record, intervals, before, new)
 
 
+def test_a_backfill_of_a_quarter_that_is_killed_eight_times(record: PostgresRecord, home: Path) -> None:
+    backfill(record, home, intervals=91, before=25, regular=10, kills=8, seed=8)
+
+
+@pytest.mark.slow
 def test_a_backfill_of_a_year_that_is_killed_twenty_times(record: PostgresRecord, home: Path) -> None:
-    backfill_a_year(record, home, intervals=365, before=100, regular=20, kills=20, seed=7)
+    backfill(record, home, intervals=365, before=100, regular=20, kills=20, seed=7)
 
 
 @pytest.mark.slow

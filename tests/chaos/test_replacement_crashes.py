@@ -111,7 +111,7 @@ def _rounds(way: Way, point: str, *, usual: bool) -> list[Round]:
     if way.name in TWO_TABLES and point.partition(".")[0] in {"stage", "vote", "promote"} and point != "stage.after":
         every.append(SECOND)
     if way is WAYS[0]:
-        few = [TAKEN_OVER if way.points.index(point) % 2 else KILLED, RAISED]
+        few = [TAKEN_OVER if way.points.index(point) % 2 else KILLED]
     elif point in FEW[way.name]:
         few = [TAKEN_OVER if FEW[way.name].index(point) % 2 else KILLED, *([RAISED] if point in ONLY_HERE else [])]
     else:

@@ -102,9 +102,10 @@ def kill_jvm(child: Child, jvm: int) -> None:
     os.kill(jvm, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kill", "code"),
-    [pytest.param(kill_submitter, -9, id="submitter"), pytest.param(kill_jvm, 1, id="jvm", marks=pytest.mark.slow)],
+    [pytest.param(kill_submitter, -9, id="submitter"), pytest.param(kill_jvm, 1, id="jvm")],
 )
 def test_nothing_of_spark_outlives_what_was_killed(
     kill: Callable[[Child, int], None], code: int, record: PostgresRecord, home: Path

@@ -444,7 +444,7 @@ def play(place: Place, examples: int, steps: int) -> None:
 
 
 def test_any_history_of_replacements_shows_what_the_record_says(place: Place) -> None:
-    play(place, examples=40, steps=10)
+    play(place, examples=25, steps=10)
 
 
 def test_without_an_exchange_any_history_shows_what_the_record_says_or_a_gap(renaming: Place) -> None:
