@@ -219,6 +219,15 @@ def test_discarding_removes_every_attempt_of_the_revision_and_nothing_else(sink:
     assert list((side / "taken").iterdir()) == []
 
 
+def test_discarding_goes_by_the_table_that_was_written_to_wherever_the_sink_is_now(sink: Files) -> None:
+    handle, manifest = staged(sink)
+    sink.promote(KEY, handle, manifest)
+
+    Files("elsewhere/words").discard(KEY, handle)
+
+    assert list(sink.verify(Output(KEY, 1, handle, manifest))) == []
+
+
 def test_verify_finds_each_kind_of_damage(sink: Files) -> None:
     handle, manifest = staged(sink)
     sink.promote(KEY, handle, manifest)
