@@ -99,11 +99,11 @@ def _bucket() -> str:
 def pipeline(kinds: str) -> Pipeline:
     """Declare a pipeline into `a+b+c`."""
     os.environ["AIRFLOW_CONN_DWH"] = os.environ[TARGET]
-    declared = words_pipeline(writes={kind: DECLARED[kind]() for kind in split(kinds)}, max_files=2)
+    writes = {kind: DECLARED[kind]() for kind in split(kinds)}
     if not kinds.endswith(BY_SLOTS):
-        return declared
+        return words_pipeline(writes=writes, max_files=2)
     days = sources.Interval("landing/days/dt={start:%Y-%m-%d}", "json")
-    return Pipeline(declared.name, reads={"words": days}, transform="word_count:copy", writes=declared.writes)
+    return Pipeline("words", reads={"words": days}, transform="word_count:copy", writes=writes)
 
 
 def held(kind: str) -> list[Row]:
@@ -158,14 +158,18 @@ def run_days(kinds: str, *days: int) -> None:
             runner.run(f"2026-11-{day:02d}/2026-11-{day + 1:02d}")
 
 
-def marked(rows: list[Row], plan: Plan) -> list[Row]:
+def revised(rows: list[Row], revision: int) -> list[Row]:
     """Let each row say which revision wrote it, unless it is the first."""
-    return [{**row, "word": f"{row['word']} r{plan.revision}"} for row in rows] if plan.revision > 1 else rows
+    return [{**row, "word": f"{row['word']} r{revision}"} for row in rows] if revision > 1 else rows
+
+
+def _marked(rows: list[Row], plan: Plan) -> list[Row]:
+    return revised(rows, plan.revision)
 
 
 def replace(kinds: str, checkpoint_id: int) -> None:
     """Take another revision of a committed checkpoint through."""
-    with Runner(pipeline(kinds), PreStaged(change=marked)) as runner:
+    with Runner(pipeline(kinds), PreStaged(change=_marked)) as runner:
         runner.replace(checkpoint_id)
 
 

@@ -27,7 +27,7 @@ KILLED, TAKEN_OVER, RAISED = ("kill", "recovery"), ("kill", "the same again"), (
 SECOND = ("kill@2", "recovery")
 TWO_TABLES = ("replacement", "gap", "quarantine", "quarantine again")
 
-#: What `make test` meets of each way, besides all of the first one: that in which it differs from the others.
+#: What `make test` meets of each way, besides a death at every point of the first: that in which they differ.
 FEW = {
     "gap": ("promote.gap", "promote.visible"),
     "slot": ("begin.inside", "promote.visible"),

@@ -174,8 +174,8 @@ def revision_shown(kind: str, first: list[Row], second: list[Row], *, by_slots: 
     """Return which revision of the second checkpoint a reader of a sink finds: whole, and beside the first one."""
     there = counted(sinking.held(kind))
     for revision in range(1, REVISIONS + 1):
-        replaced = [{**row, "word": f"{row['word']} r{revision}"} if revision > 1 else row for row in second]
-        if there == counted(sinking.expected(kind, first + replaced, by_slots=by_slots)):
+        rows = first + sinking.revised(second, revision)
+        if there == counted(sinking.expected(kind, rows, by_slots=by_slots)):
             return revision
     pytest.fail(f"{kind} shows no revision whole: {sorted(there)}")
 
