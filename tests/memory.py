@@ -23,6 +23,7 @@ from twophase.core.errors import (
     ManifestMismatch,
     StoreUnavailable,
 )
+from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Committed, Outcome, Progress, Promotion
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
@@ -338,10 +339,10 @@ class MemoryTransaction:
             until = None if lease is None else self.record.now + lease
             self._write_revision(key, dict(self._rows("revision")[key], lease_until=until))
 
-    def park(self, key: Key, reason: str) -> None:
+    def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
         before = self.hold(key)
         if before.state is State.COMMITTING and before.parked_reason != reason:
-            self._write_revision(key, dict(self._rows("revision")[key], parked_reason=reason))
+            self._write_revision(key, dict(self._rows("revision")[key], parked_reason=reason, hindrances=hindrances))
             self.note(key, "parked", reason)
 
     def note(self, key: Key, action: str, why: str = "") -> None:

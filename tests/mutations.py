@@ -390,7 +390,7 @@ MUTATIONS = (
     Mutation(
         "recovery aborts what waits for its run",
         "R16",
-        (recovering("decide", ("State.PRECOMMITTED if observed.run_ended", "State.PRECOMMITTED if True")),),
+        (recovering("decide", ("State.PRECOMMITTED if run_ended", "State.PRECOMMITTED if True")),),
         PLAIN,
     ),
     Mutation(

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import link, register
 from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant, Run
+from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
 
 DECLARATION = {
@@ -94,7 +95,7 @@ def tell(record: PostgresRecord, key: Key, story: Story) -> None:
             step(tx, key, story)
     if story.parked:
         with record.transaction() as tx:
-            tx.park(key, story.parked)
+            tx.park(key, story.parked, {"lake": Hindrance.LOST})
 
 
 def opened(tx: PostgresTransaction, key: Key, story: Story) -> None:

@@ -18,6 +18,7 @@ from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
 from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputChanged, StoreUnavailable
+from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
 from twophase.local.opening import open_record
 
@@ -469,9 +470,9 @@ def test_parking_twice_for_one_reason_is_one_event(record: PostgresRecord, pipel
 
     for reason in ("lost", "lost", "altered"):
         with record.transaction() as tx:
-            tx.park(key, reason)
+            tx.park(key, reason, {"lake": Hindrance.LOST})
 
-    assert read(record, key).parked_reason == "altered"
+    assert (read(record, key).parked_reason, read(record, key).hindrances) == ("altered", {"lake": "lost"})
     assert events(record, key).count("parked") == 2
 
 
@@ -480,7 +481,7 @@ def test_only_what_is_committing_is_parked(record: PostgresRecord, pipeline: str
     key = bring(record, make(record, pipeline), state)
 
     with record.transaction() as tx:
-        tx.park(key, "lost")
+        tx.park(key, "lost", {"lake": Hindrance.LOST})
 
     assert read(record, key).parked_reason is None
     assert "parked" not in events(record, key)

@@ -29,6 +29,7 @@ from twophase.core.errors import (
     TooManyPending,
 )
 from twophase.core.failpoints import FailpointError
+from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Progress, Promotion
 from twophase.core.recovery import recover
 from twophase.core.states import State
@@ -432,7 +433,7 @@ def test_r9_what_lost_its_output_is_parked_restaged_and_promoted(bench: Bench) -
     revision = bench.committing()
     bench.lose(revision.key, "lake")
 
-    with pytest.raises(Parked, match=r"decided, but it cannot be promoted \(lake: .* is gone\); parked, restage it"):
+    with pytest.raises(Parked, match=r"decided, but it cannot be promoted \(lake: .* is gone\); parked: .*twophase restage"):
         bench.coordinator.commit(revision)
     parked = bench.read(revision.key)
     bench.stage(bench.coordinator.restage(revision.key, "lost"))
@@ -440,6 +441,7 @@ def test_r9_what_lost_its_output_is_parked_restaged_and_promoted(bench: Bench) -
 
     assert parked.state is State.COMMITTING
     assert "is gone" in (parked.parked_reason or "")
+    assert parked.hindrances == {"lake": Hindrance.LOST}
     assert (done.state, done.parked_reason, done.commit_seq) == (State.COMMITTED, None, parked.commit_seq)
     assert words() == [(1, "r1a2")]
     assert words("lake/copy") == [(1, "r1a1")]
@@ -447,6 +449,7 @@ def test_r9_what_lost_its_output_is_parked_restaged_and_promoted(bench: Bench) -
 
 
 def test_r9_what_is_parked_cannot_be_aborted(bench: Bench) -> None:
+    """Recovery has promoted the other sink: the one that lost its output holds up itself alone."""
     revision = bench.committing()
     bench.lose(revision.key, "lake")
     recover(bench.coordinator, decided_only=True)
@@ -454,7 +457,7 @@ def test_r9_what_is_parked_cannot_be_aborted(bench: Bench) -> None:
     after = bench.coordinator.abort(revision, "by a person")
 
     assert (after.state, after.commit_seq) == (State.COMMITTING, 1)
-    assert bench.staged(revision.key, "copy").exists()
+    assert words("lake/copy") == [(1, "r1a1")]
 
 
 def test_r9_an_output_that_comes_back_is_promoted_and_the_flag_is_gone(bench: Bench) -> None:

@@ -114,6 +114,7 @@ def told_of(coordinator: Coordinator, revision: Revision, decision: Decision) ->
         "decision": _WORDS[type(decision).__name__],
         "why": _why(revision, decision),
         "parked_reason": now.parked_reason,
+        "hindrances": now.hindrances,
     }
 
 

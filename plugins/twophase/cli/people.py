@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twophase.cli.output import Json, complain, listing, print_json, say
+from twophase.core import hindrances
 from twophase.core.states import UNDECIDED, State
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def command_for(row: Mapping[str, Any]) -> str | None:
     """Return the command that gets a pending revision further; None: somebody works on it."""
     which = f"{row['pipeline']} {row['checkpoint_id']}"
     if row["parked_reason"]:
-        return f"twophase restage {which} --reason …"
+        return hindrances.command(row["pipeline"], row["checkpoint_id"], row["hindrances"] or {})
     if row["leased"]:
         return None
     if row["state"] == State.PRECOMMITTED:
@@ -183,4 +184,5 @@ def _free(found: Revision) -> None:
 def parked(found: Mapping[str, Any]) -> None:
     """Say what gets a parked revision further."""
     if found["parked_reason"]:
-        complain(f"it needs a person: twophase restage {found['pipeline']} {found['checkpoint_id']} --reason …")
+        ways = hindrances.ways_out(found["pipeline"], found["checkpoint_id"], found["hindrances"] or {})
+        complain(f"it needs a person: {ways}")

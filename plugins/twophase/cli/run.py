@@ -134,6 +134,7 @@ def columns(revision: Revision) -> dict[str, Any]:
         "run_id": run.run_id if run else None,
         "error": revision.error,
         "parked_reason": revision.parked_reason,
+        "hindrances": revision.hindrances or None,
     }
 
 

@@ -22,6 +22,7 @@ r = t.revision.c
 COLUMNS = (
     "pipeline", "checkpoint_id", "revision", "state", "epoch", "kind", "slot", "commit_seq", "rows", "bytes",
     "created_at", "committed_at", "dag_id", "run_id", "error", "parked_reason",
+    "hindrances",
 )  # fmt: skip
 
 #: Rows read at a time where a whole history is gone through.

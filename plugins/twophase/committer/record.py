@@ -37,6 +37,7 @@ from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
 from twophase.core.checkpoint import Json, Key, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable, Unreachable
+from twophase.core.hindrances import Hindrance
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
@@ -151,6 +152,7 @@ def to_revision(row: Row[Any]) -> Revision:
         run=Run(row.dag_id, row.run_id) if row.run_id else None,
         lease_left=None if row.lease_left is None else float(row.lease_left),
         parked_reason=row.parked_reason,
+        hindrances=row.hindrances or {},
         commit_seq=row.commit_seq,
         rows=row.rows,
         bytes=row.bytes,
@@ -411,10 +413,11 @@ class PostgresTransaction(Inputs):
             msg = f"checkpoint {key}: expected epoch {epoch}, found {found.epoch}; a newer attempt owns it"
             raise Fenced(msg)
 
-    def park(self, key: Key, reason: str) -> None:
+    def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
         """Flag a COMMITTING revision as one that needs a person; the same reason twice is one event."""
         here = is_this(key) & (r.state == State.COMMITTING) & r.parked_reason.is_distinct_from(reason)
-        if self.connection.execute(update(t.revision).where(here).values(parked_reason=reason)).rowcount:
+        flag = update(t.revision).where(here).values(parked_reason=reason, hindrances=dict(hindrances))
+        if self.connection.execute(flag).rowcount:
             self.note(key, "parked", reason)
 
     def note(self, key: Key, action: str, why: str = "") -> None:

@@ -170,6 +170,8 @@ revision = Table(
     _time("swept_at"),
     #: What finds the Spark job of an attempt again that outlives its submitter.
     Column("job", JSONB),
+    #: Of a parked one: sink → what stands in its way.
+    Column("hindrances", JSONB(none_as_null=True)),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",
@@ -184,6 +186,7 @@ revision = Table(
     CheckConstraint("(committed_at IS NOT NULL) = (state IN ('COMMITTED', 'SUPERSEDED'))", name="committed"),
     CheckConstraint("(superseded_at IS NOT NULL) = (state = 'SUPERSEDED')", name="superseded"),
     CheckConstraint("parked_reason IS NULL OR state = 'COMMITTING'", name="parked"),
+    CheckConstraint("hindrances IS NULL OR parked_reason IS NOT NULL", name="hindrances"),
     CheckConstraint("swept_at IS NULL OR state = 'SUPERSEDED'", name="swept"),
     # prevents revision 2 from beginning while revision 1 may still be promoted (R5)
     Index(

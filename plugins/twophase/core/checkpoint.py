@@ -97,6 +97,8 @@ class Revision:
     #: Seconds until the lease runs out on the record's own clock; None: nobody holds one; negative: it ran out.
     lease_left: float | None = None
     parked_reason: str | None = None
+    #: Of a parked one, what stands in the way of which sink: a `Hindrance` each.
+    hindrances: Mapping[str, str] = field(default_factory=dict)
     commit_seq: int | None = None
     rows: int | None = None
     bytes: int | None = None

@@ -38,6 +38,7 @@ from twophase.core.errors import (
     TooManyPending,
 )
 from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance, ways_out
 from twophase.core.ports import Outcome, Promotion, Record, Sink, Source, Transaction
 from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.core.taking import Taking
@@ -48,6 +49,8 @@ Queue = tuple[str, str | int]
 
 #: What says that the output is there, by its marker; anything else does not.
 VISIBLE = frozenset({Outcome.PROMOTED, Outcome.ALREADY_PROMOTED})
+#: Of each sink that cannot promote: why, and what kind of hindrance it is.
+Failed = Mapping[str, tuple[str, Hindrance]]
 #: Seconds to wait before asking a store again that went away: about half a minute in all.
 PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 
@@ -323,7 +326,7 @@ class Coordinator:
         key = revision.key
         done = self.transact(lambda tx: tx.committed(key))
         waiting: list[str] = []
-        failed: list[str] = []
+        failed: dict[str, tuple[str, Hindrance]] = {}
         for participant in self.transact(lambda tx: tx.participants(key)):
             if participant.kind != "sink" or participant.name in done:
                 continue
@@ -337,12 +340,16 @@ class Coordinator:
                 self._record_promotion(key, participant, promotion)
                 continue
             behind[queue] = key
-            held_up = failed if promotion.outcome is Outcome.FAILED else waiting
-            held_up.append(f"{participant.name}: {promotion.reason or promotion.outcome}")
+            if promotion.outcome is Outcome.FAILED:
+                failed[participant.name] = hindered(promotion)
+            else:
+                waiting.append(f"{participant.name}: {promotion.reason or promotion.outcome}")
         if failed:
-            if not self.transact(lambda tx: self._park(tx, key, "; ".join(failed))):
+            if not self.transact(lambda tx: self.park(tx, key, failed)):
                 return
-            msg = f"checkpoint {key}: decided, but it cannot be promoted ({'; '.join(failed)}); parked, restage it"
+            reason, kinds = parking(failed)
+            ways = ways_out(key.pipeline, key.checkpoint_id, kinds)
+            msg = f"checkpoint {key}: decided, but it cannot be promoted ({reason}); parked: {ways}"
             raise Parked(msg)
         if waiting:
             msg = f"checkpoint {key}: decided, not promoted yet ({'; '.join(waiting)}); recovery will finish it"
@@ -355,28 +362,33 @@ class Coordinator:
             return participant.name, "all"
         return participant.name, "regular" if revision.in_order else revision.checkpoint_id
 
-    def _park(self, tx: Transaction, key: Key, why: str) -> bool:
+    def park(self, tx: Transaction, key: Key, failed: Failed) -> bool:
         """Park a revision, unless somebody has finished it meanwhile: then it may be replaced and swept by now."""
         if tx.hold(key).state is not State.COMMITTING:
             return False
-        tx.park(key, why)
+        tx.park(key, *parking(failed))
         return True
 
     def _promote_sink(self, revision: Revision, participant: Participant) -> Promotion:
         """Promote one sink, if it was voted for; an unknown outcome is settled by its marker."""
         if not participant.vote:
-            return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is not voted for yet")
+            return _unvoted(revision, participant)
         handle = _decided(revision, participant)
         try:
             promotion = self.sinks[participant.name].promote(revision.key, handle, participant.manifest)
         except ConfigError as error:  # a connection that is not defined here, for one
             return Promotion(Outcome.RETRY_LATER, str(error))
-        return self.find(revision, participant) if promotion.outcome is Outcome.UNKNOWN else promotion
+        if promotion.outcome is Outcome.UNKNOWN:
+            return self.find(revision, participant)
+        if promotion.outcome is Outcome.FAILED and promotion.hindrance is None:  # a sink that tells no kinds
+            staged = self.find(revision, participant).outcome is not Outcome.FAILED
+            return replace(promotion, hindrance=Hindrance.REFUSED if staged else Hindrance.LOST)
+        return promotion
 
     def find(self, revision: Revision, participant: Participant) -> Promotion:
         """Say where a decided revision's output stands in one sink; changes nothing."""
         if not participant.vote:
-            return Promotion(Outcome.FAILED, f"attempt {participant.attempt} was never voted for")
+            return _unvoted(revision, participant)
         handle = _decided(revision, participant)
         try:
             return self.sinks[participant.name].find(revision.key, handle, participant.manifest)
@@ -416,7 +428,15 @@ class Coordinator:
             older = tx.committed_revision(self.pipeline, key.checkpoint_id)
             if older is not None:
                 tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {key.revision}")
-            tx.move(key, State.COMMITTED, epoch=held.epoch, why="every sink promoted", parked_reason=None, lease=None)
+            tx.move(
+                key,
+                State.COMMITTED,
+                epoch=held.epoch,
+                why="every sink promoted",
+                parked_reason=None,
+                hindrances=None,
+                lease=None,
+            )
             hit("finish.inside")
 
         self.transact(step)
@@ -429,7 +449,7 @@ class Coordinator:
         lost = {
             p.name
             for p in self.transact(lambda tx: tx.participants(key))
-            if p.kind == "sink" and self.find(decided, p).outcome is Outcome.FAILED
+            if p.kind == "sink" and (not p.vote or self.find(decided, p).outcome is Outcome.FAILED)
         }
 
         def step(tx: Transaction) -> Revision:
@@ -536,6 +556,25 @@ class Coordinator:
                     raise
                 threading.Event().wait(pause)
         raise AssertionError  # the last pause is None: it returned or raised
+
+
+def hindered(promotion: Promotion) -> tuple[str, Hindrance]:
+    """Return why a sink cannot promote; what has no kind was said by `find`, which knows of lost output alone."""
+    return promotion.reason or "no reason given", promotion.hindrance or Hindrance.LOST
+
+
+def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
+    """Return what the record keeps of a parked revision: its reason in words, and the kind for each sink."""
+    reason = "; ".join(f"{sink}: {why}" for sink, (why, _) in failed.items())
+    return reason, {sink: kind for sink, (_, kind) in failed.items()}
+
+
+def _unvoted(revision: Revision, participant: Participant) -> Promotion:
+    """Say where a restage stands that has not come to its vote: under way, or ended before it."""
+    if revision.leased:
+        return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is being restaged")
+    reason = f"attempt {participant.attempt} was never voted for: its restage ended before"
+    return Promotion(Outcome.FAILED, reason, Hindrance.LOST)
 
 
 def _decided(revision: Revision, participant: Participant) -> Json:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
 
 
@@ -36,6 +37,8 @@ class Promotion:
 
     outcome: Outcome
     reason: str | None = None
+    #: Of a failed one, what stands in the way; None: the coordinator asks `find` whether it is still staged.
+    hindrance: Hindrance | None = None
     #: The attempt that the marker in the sink names, and its manifest's summary (R10).
     attempt: int | None = None
     manifest: Json | None = None
@@ -253,8 +256,8 @@ class Transaction(Protocol):
         """Keep what finds the Spark job of an attempt again."""
         ...
 
-    def park(self, key: Key, reason: str) -> None:
-        """Flag a COMMITTING revision as one that needs a person."""
+    def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
+        """Flag a COMMITTING revision as one that needs a person, and keep what stands in the way of each sink."""
         ...
 
     def note(self, key: Key, action: str, why: str = "") -> None:

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from twophase.core.errors import Fenced, Parked, PromotionPending, SinkUnavailable
 from twophase.core.failpoints import hit
-from twophase.core.ports import Outcome
 from twophase.core.states import UNDECIDED, State
 
 if TYPE_CHECKING:
@@ -41,56 +40,30 @@ class Leave:
 
 @dataclass(frozen=True)
 class Park:
-    """Flag it for a person."""
+    """It was promoted as far as it can be; what is left needs a person."""
 
     reason: str
 
 
+#: What is decided beforehand; that something had to be parked shows when it is tried.
 Decision = RollForward | RollBack | Leave | Park
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What the record cannot know by itself: whether the run is over, and what the sinks say."""
-
-    #: None: nobody could say.
-    run_ended: bool | None = None
-    #: Sinks whose staged output is gone and whose marker, read again, is not there; with the reason.
-    lost: Mapping[str, str] = field(default_factory=dict)
-
-
-def decide(revision: Revision, observed: Observed) -> Decision:  # noqa: PLR0911 - one return per row of the table
-    """Say what becomes of a revision that nobody may be working on."""
+def decide(revision: Revision, *, run_ended: bool | None = None) -> Decision:
+    """Say what becomes of a revision that nobody may be working on; of its run None says that nobody knows."""
     match revision.state:
         case State.COMMITTED | State.SUPERSEDED | State.ABORTED:
             return Leave(f"it is {revision.state.lower()}")
         case _ if revision.leased:
             return Leave(f"run {revision.run} works on it, its lease lasts {revision.lease_left:.1f} s")
-        case State.COMMITTING if observed.lost:
-            reason = "; ".join(f"{sink}: {why}" for sink, why in observed.lost.items())
-            return Leave(f"it is parked: {reason}") if revision.parked_reason else Park(reason)
         case State.COMMITTING:
             return RollForward()
         case State.ABORTING:
             return RollBack()
-        case State.OPEN | State.PRECOMMITTED if observed.run_ended:
+        case State.OPEN | State.PRECOMMITTED if run_ended:
             return RollBack()
         case State.OPEN | State.PRECOMMITTED:
             return Leave(f"it waits for run {revision.run}")
-
-
-def observe(coordinator: Coordinator, revision: Revision) -> Observed:
-    """Look at what the record cannot know; changes nothing."""
-    if revision.state is not State.COMMITTING:
-        return Observed(run_ended=coordinator.run_ended(revision.run))
-    done = coordinator.transact(lambda tx: tx.committed(revision.key))
-    lost = {}
-    for participant in coordinator.transact(lambda tx: tx.participants(revision.key)):
-        if participant.kind == "sink" and participant.name not in done:
-            found = coordinator.find(revision, participant)
-            if found.outcome is Outcome.FAILED:
-                lost[participant.name] = found.reason or "no reason given"
-    return Observed(lost=lost)
 
 
 def recover(
@@ -109,7 +82,8 @@ def recover(
             if found.state in UNDECIDED:
                 continue
             revision = replace(found, lease_left=None)
-        decision = decide(revision, observe(coordinator, revision))
+        ended = coordinator.run_ended(revision.run) if revision.state in UNDECIDED else None
+        decision = decide(revision, run_ended=ended)
         if isinstance(decision, RollBack):
             aborting(revision)
         decisions.append((revision, _execute(coordinator, revision, decision)))
@@ -127,14 +101,22 @@ def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -
                 coordinator.finish_abort(revision)
             case RollBack():
                 coordinator.abort(revision, "recovery: its run ended before the commit point", unleased=True)
-            case Park(reason):
-                coordinator.transact(lambda tx: tx.park(revision.key, reason))
-            case Leave():
+            case Leave() | Park():
                 pass
-    except (Fenced, PromotionPending, Parked, SinkUnavailable, OSError) as error:
+    except Parked as error:
+        decision = _parked(coordinator, revision, error)
+    except (Fenced, PromotionPending, SinkUnavailable, OSError) as error:
         decision = Leave(str(error))
     _tell(revision, decision)
     return decision
+
+
+def _parked(coordinator: Coordinator, revision: Revision, error: Parked) -> Decision:
+    """Say that it is parked: now, or still; or that another one is which comes before it."""
+    reason = coordinator.transact(lambda tx: tx.revision(revision.key)).parked_reason
+    if reason is None:
+        return Leave(str(error))
+    return Leave(f"it is parked: {reason}") if reason == revision.parked_reason else Park(reason)
 
 
 def _tell(revision: Revision, decision: Decision) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
 from twophase.sinks.layout import ATTEMPT, TOMBSTONE, Marker, Place, markers
@@ -44,7 +45,7 @@ class Promoter:
             whole, problem = self._staged()
             if whole:
                 return Promotion(Outcome.RETRY_LATER, f"staged at {whole}")
-            promoted = self._promoted() or Promotion(Outcome.FAILED, problem)
+            promoted = self._promoted() or Promotion(Outcome.FAILED, problem, Hindrance.LOST)
         return promoted
 
     def refusal(self) -> str | None:
@@ -105,7 +106,8 @@ class Promoter:
         ours = found is not None and (found == marker or found.digest in place.earlier or self._replaced_since(found))
         if found is None or not ours:
             holder = f"the marker {found}" if found else "no marker"
-            return Promotion(Outcome.FAILED, f"folder {place.visible} is there already, with {holder}")
+            why = f"folder {place.visible} is there already, with {holder}"
+            return Promotion(Outcome.FAILED, why, Hindrance.FOREIGN)
         # Whoever counts a marker makes it durable first: its promoter may have died before its own fsync (R2).
         for folder in (*place.parents, place.taken):
             if folder.is_dir():
@@ -150,7 +152,7 @@ class Promoter:
             try:
                 self._check_taken(mine)
             except ManifestMismatch as error:
-                return Promotion(Outcome.FAILED, str(error))
+                return Promotion(Outcome.FAILED, str(error), Hindrance.LOST)
             hit("promote.checked")
             if self._show(mine):
                 promoted = self._promoted()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from twophase.core.errors import ManifestMismatch, TwophaseError
 from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Manifest
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
@@ -144,14 +145,14 @@ class Delivery:
         try:
             self._load()
         except ManifestMismatch as error:
-            return Promotion(Outcome.FAILED, str(error))
+            return Promotion(Outcome.FAILED, str(error), Hindrance.LOST)
         begun = self._begun_before()
         if begun is not None and not self.republish:
             reason = (
                 f"attempt {begun} had begun to send before it was lost, and nobody can tell which of its rows arrived;"
                 " declare republish=True to send all of them again"
             )
-            return Promotion(Outcome.FAILED, reason)
+            return Promotion(Outcome.FAILED, reason, Hindrance.REFUSED)
         if begun is None and self._is_committed(BEGUN) and not self._is_committed(-self.attempt):
             return Promotion(Outcome.RETRY_LATER, "it was staged again, and another attempt has begun to send since")
         return None

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
@@ -199,7 +200,7 @@ class Promoter:
             try:
                 self._staged()
             except ManifestMismatch as error:  # the marker is read again: it may have been promoted, and swept, since
-                return self._promoted() or Promotion(Outcome.FAILED, str(error))
+                return self._promoted() or Promotion(Outcome.FAILED, str(error), Hindrance.LOST)
         except (Trouble, SinkUnavailable) as error:
             return Promotion(Outcome.RETRY_LATER, str(error))
         return Promotion(Outcome.RETRY_LATER, f"staged at {self.place.staged}")
@@ -239,7 +240,7 @@ class Promoter:
             " the table knows nothing of this revision: the record is older than the table, or another record's"
             " pipeline of this name wrote here; restore the newer record or write to another table"
         )
-        return Promotion(Outcome.FAILED, reason)
+        return Promotion(Outcome.FAILED, reason, Hindrance.FOREIGN)
 
     def _folders(self, table: Table) -> dict[str, tuple[int, int]]:
         """Return the folders of this checkpoint that are in the table, with their revision and attempt."""
@@ -276,9 +277,10 @@ class Promoter:
             except Conflict as conflict:
                 faster = f": {conflict}"
             except (ManifestMismatch, Refused) as error:
-                return self._despite(error, Outcome.FAILED)
+                hindrance = Hindrance.REFUSED if isinstance(error, Refused) else Hindrance.LOST
+                return self._despite(error, Promotion(Outcome.FAILED, str(error), hindrance))
             except (Trouble, SinkUnavailable) as error:
-                return self._despite(error, Outcome.RETRY_LATER)
+                return self._despite(error, Promotion(Outcome.RETRY_LATER, str(error)))
         return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
 
     def _read_back(self, table: Table) -> Promotion:
@@ -314,10 +316,10 @@ class Promoter:
         note = note_of(self.key, self.attempt, self.manifest["digest"])
         return Change(self.app, self.seq, self._staged(), older, note)
 
-    def _despite(self, error: Exception, outcome: Outcome) -> Promotion:
+    def _despite(self, error: Exception, otherwise: Promotion) -> Promotion:
         """Read the marker again before saying that something went wrong: it may be there all the same."""
         try:
-            return self._promoted() or Promotion(outcome, str(error))
+            return self._promoted() or otherwise
         except (Trouble, SinkUnavailable):
             return Promotion(Outcome.RETRY_LATER, str(error))
 

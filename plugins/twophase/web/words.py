@@ -22,7 +22,7 @@ _ITS_OWN_RUN = "Nobody works on it now. Its own run goes on with it; if that is 
 _NEXT_RUN = "Nobody works on it. The next run finishes it, and so does"
 #: What is to be said before the command for a pending revision that nobody works on.
 _PENDING = {
-    "parked": "It is decided and cannot be promoted without a person. Put back what is missing, or",
+    "parked": "It is decided and cannot be promoted without a person. Mend what stands in its way, then recover it; or",
     State.OPEN: _ITS_OWN_RUN,
     State.PRECOMMITTED: _ITS_OWN_RUN,
     State.COMMITTING: _NEXT_RUN,

@@ -16,6 +16,7 @@ from typing import Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.pg import database, history, staging, targets
 from twophase.sinks.pg.changes import Changes
@@ -38,6 +39,11 @@ _CREATE_MARKERS = (
 
 class Refused(Exception):
     """The target is not what the staged rows are for; nothing was changed."""
+
+    def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
+        """Say what stands in the way."""
+        super().__init__(message)
+        self.hindrance = hindrance
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,11 @@ class Promoter:
         if marker is not None:
             return self._already(*marker)
         if found is None:
-            return Promotion(Outcome.FAILED, f"staging table {self.staged} is gone and no marker is there")
+            why = f"staging table {self.staged} is gone and no marker is there"
+            return Promotion(Outcome.FAILED, why, Hindrance.LOST)
         if found.digest(self.staged) != self.manifest["digest"]:
-            return Promotion(Outcome.FAILED, f"staging table {self.staged} is not what was voted for")
+            why = f"staging table {self.staged} is not what was voted for"
+            return Promotion(Outcome.FAILED, why, Hindrance.LOST)
         return Promotion(Outcome.RETRY_LATER, "staged")
 
     def marker(self, cursor: Any) -> tuple[int, Json] | None:  # noqa: ANN401 - a cursor
@@ -125,7 +133,7 @@ class Promoter:
         """Say that the marker is there, if this record has ever voted for what it names (R10)."""
         if manifest["digest"] not in {self.manifest["digest"], *self.handle.get("earlier", ())}:
             why = f"the target has the marker of another {self.key}, which this record did not vote for"
-            return Promotion(Outcome.FAILED, why)
+            return Promotion(Outcome.FAILED, why, Hindrance.FOREIGN)
         return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=manifest)
 
     # --- promoting ---------------------------------------------------------------------------------------------------
@@ -152,7 +160,7 @@ class Promoter:
                 hit("promote.durable")
                 return Promotion(Outcome.PROMOTED, attempt=self.attempt, manifest=self.manifest)
         except Refused as error:
-            return Promotion(Outcome.FAILED, str(error))
+            return Promotion(Outcome.FAILED, str(error), error.hindrance)
         except psycopg2.Error as error:
             if committing and not error.pgcode:
                 return Promotion(Outcome.UNKNOWN, database.one_line(error))
@@ -176,7 +184,7 @@ class Promoter:
         """Read the marker once more before saying that a person is needed: another promoter may have been faster."""
         found = self.find()
         settled = found.outcome in {Outcome.ALREADY_PROMOTED, Outcome.FAILED}
-        return found if settled else Promotion(Outcome.FAILED, database.one_line(error))
+        return found if settled else Promotion(Outcome.FAILED, database.one_line(error), Hindrance.REFUSED)
 
     def _mark(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
         """Put the marker in; False: another promoter has."""
@@ -195,7 +203,7 @@ class Promoter:
 
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         if later := self.later(cursor):
-            raise Refused(later)
+            raise Refused(later, Hindrance.FOREIGN)
         columns = staging.columns_of(cursor, self.staged) or {}
         columns.pop(CHECKPOINT, None)
         columns.pop(CHANGE, None)
