@@ -112,9 +112,6 @@ def test_a_table_of_others_is_written_to_unless_it_asks_for_what_cannot_be_honou
 
     with pytest.raises(ConfigError, match=r"partition columns: expected .*word.*, found none"):
         Delta("lake/theirs", partition_by=["word"]).prepare()
-    DeltaTable(location).alter.add_constraint({"positive": "id > 0"})
-    with pytest.raises(ConfigError, match=r"delta\.constraints\.positive"):
-        theirs.prepare()
 
 
 def test_a_table_with_deletion_vectors_is_refused(sink: Delta) -> None:
@@ -124,14 +121,6 @@ def test_a_table_with_deletion_vectors_is_refused(sink: Delta) -> None:
     with pytest.raises(ConfigError, match="feature deletionVectors"):
         sink.prepare()
     assert stage(sink, 2).promote().outcome is Outcome.FAILED
-
-
-def test_a_column_that_must_not_be_null_is_refused(sink: Delta) -> None:
-    strict = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("word", pa.string())])
-    DeltaTable.create(str(Path(sink.location()).parent / "strict"), strict)
-
-    with pytest.raises(ConfigError, match="column 'id' has NOT NULL"):
-        Delta("lake/strict").prepare()
 
 
 def test_a_folder_with_something_else_in_it_is_refused(sink: Delta) -> None:

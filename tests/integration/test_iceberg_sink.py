@@ -14,7 +14,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import DateType, LongType, NestedField, StringType, TimestampType
+from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
 from factories import counted, write_attempt
 from iceberg_deletes import delete_positions, delete_values
@@ -370,14 +370,6 @@ def test_a_table_with_other_partitions_is_refused(sink: Iceberg, partition: Any,
 
     with pytest.raises(ConfigError, match=says):
         Iceberg("db.other", path="lake/other", catalog=CATALOG).prepare()
-
-
-def test_a_required_column_is_refused(sink: Iceberg) -> None:
-    fields = Schema(NestedField(1, "x", DateType(), required=True))
-    catalog(sink).create_table("db.strict", fields, location=f"file://{sink.location()}-strict")
-
-    with pytest.raises(ConfigError, match="column 'x' is required"):
-        Iceberg("db.strict", path="lake/strict", catalog=CATALOG).prepare()
 
 
 def test_a_catalog_in_postgres_comes_from_a_connection_that_only_promoters_see(

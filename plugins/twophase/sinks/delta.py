@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
-from twophase.sinks import adopting, delta_types, statistics, types
+from twophase.sinks import adopting, delta_types, rules, statistics, types
 from twophase.sinks.lake import Lake
 from twophase.sinks.relations import partition_values
+from twophase.sinks.rules import Rule
 from twophase.sinks.storage import THREADS, Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
 
@@ -42,8 +43,7 @@ _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generate
     "v2Checkpoint",
     "vacuumProtocolCheck",
 }
-#: What a column's metadata may not say: rows would have to be looked at, or made.
-_COLUMN_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+_CONSTRAINT = "delta.constraints."
 _DECORATION = re.compile(r"\x1b\[\d*m|↳")
 
 
@@ -65,7 +65,7 @@ class Delta(Lake):
         """
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
         super().__init__(path, conn_id, partition_by, options)
-        if problem := _cannot(self.properties):
+        if problem := _cannot(self.properties) or _undeclarable(self.properties):
             msg = f"{self._who}: {problem}"
             raise ConfigError(msg)
 
@@ -241,13 +241,23 @@ class DeltaLog(Table):
             expected, found = self.partition_by or "none", metadata.partition_columns or "none"
             return f"partition columns: expected {expected}, found {found} in the table"
         for field in self._fields:
-            rules = [rule for rule in _COLUMN_RULES if rule in field["metadata"]]
-            if rules or not field["nullable"]:
-                rule = rules[0] if rules else "NOT NULL"
-                return (
-                    f"column {field['name']!r} has {rule}, which cannot be honoured here; drop it or use another table"
-                )
+            if "delta.identity.start" in field["metadata"]:
+                return f"column {field['name']!r} is an identity, whose values cannot be made here; use another table"
         return self.misfit(schema or ())
+
+    def rules(self) -> Sequence[Rule]:
+        """Return NOT NULL, lengths, invariants, generated columns and constraints."""
+        with explained():
+            properties = self.table.metadata().configuration
+        return [
+            *rules.not_null(map(delta_types.part_of, self._fields), delta_types.parts_of),
+            *(rule for field in self._fields for rule in delta_types.rules_of(field)),
+            *(
+                Rule(f"constraint {name.removeprefix(_CONSTRAINT)} ({condition})", condition)
+                for name, condition in properties.items()
+                if name.startswith(_CONSTRAINT)
+            ),
+        ]
 
     def widen(self, schema: Schema) -> bool:
         """Add the columns that the table lacks: an entry of its own, which adds no rows."""
@@ -374,8 +384,14 @@ def _cannot(properties: Mapping[str, str]) -> str | None:
         "delta.enableRowTracking": "false",
     }
     for name, value in properties.items():
-        # A marker that expires would let a late promoter in; constraints would have to be looked at row by row.
-        rule = name == "delta.setTransactionRetentionDuration" or name.startswith("delta.constraints.")
-        if rule or str(value).lower() != refused.get(name, str(value).lower()):
+        # A marker that expires would let a late promoter in.
+        expires = name == "delta.setTransactionRetentionDuration"
+        if expires or str(value).lower() != refused.get(name, str(value).lower()):
             return f"property {name}={value} cannot be honoured here; drop it or use another table"
     return None
+
+
+def _undeclarable(properties: Mapping[str, str]) -> str | None:
+    """Say which property a table made here cannot have."""
+    found = next((name for name in properties if name.startswith(_CONSTRAINT)), None)
+    return found and f"property {found}: add the constraint to the table, once it is there"

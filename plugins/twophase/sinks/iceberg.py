@@ -9,7 +9,7 @@ snapshot, and stays when snapshots expire. The files are beside the table's fold
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
-from twophase.sinks import catalogs, iceberg_deletes, iceberg_types, types
+from twophase.sinks import catalogs, iceberg_deletes, iceberg_types, rules, types
 from twophase.sinks.lake import Lake
+from twophase.sinks.rules import Rule
 from twophase.sinks.storage import Storage
 from twophase.sinks.tables import Change, Conflict, Refused, Table, Trouble
 
@@ -263,10 +264,11 @@ class IcebergSnapshot(Table):
             found.append(name)
         if found != self.partition_by:
             return f"partition columns: expected {self.partition_by or 'none'}, found {found or 'none'} in the table"
-        for field in fields.values():
-            if field.required:
-                return f"column {field.name!r} is required, which cannot be honoured here; make it optional"
         return self.misfit(schema or ())
+
+    def rules(self) -> Sequence[Rule]:
+        """Return what is required."""
+        return list(rules.not_null(iceberg_types.parts_of(self.table.schema().as_struct()), iceberg_types.parts_of))
 
     def widen(self, schema: Schema) -> bool:
         """Add the columns that the table lacks: a commit of its own, which adds no rows."""
@@ -328,11 +330,17 @@ class IcebergSnapshot(Table):
     def _paths(self, manifest: Manifest) -> list[str]:
         return [f"{manifest.folder}/{file.path}" for file in manifest.files if self.takes(file)]
 
+    @cached_property
+    def _optional(self) -> TableMetadata:
+        """Return the metadata with nothing required: the library compares that with what files say of themselves."""
+        metadata = self.table.metadata
+        return metadata.model_copy(update={"schemas": [iceberg_types.optional(metadata.schema())]})
+
     def _described(self, path: str) -> DataFile:
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
         try:
-            return parquet_file_to_data_file(self.table.io, self.table.metadata, f"{self.prefix}{path}")
+            return parquet_file_to_data_file(self.table.io, self._optional, f"{self.prefix}{path}")
         except ValueError as error:  # two values of a partition column in one file, or a type that does not fit
             raise Refused(str(error).partition("\n")[0]) from error
 

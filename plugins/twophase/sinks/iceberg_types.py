@@ -8,6 +8,7 @@ from typing import Any
 
 from twophase.core.manifest import Schema
 from twophase.sinks import types
+from twophase.sinks.rules import Part
 
 #: The name of an Iceberg type for each of Spark's; there is none for the smallest numbers.
 _NAMES = {
@@ -93,3 +94,43 @@ def simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
     if isinstance(kind, iceberg.DecimalType):
         return f"decimal({kind.precision},{kind.scale})"
     return _FROM.get(str(kind), str(kind))
+
+
+def parts_of(kind: Any) -> Iterator[Part]:  # noqa: ANN401 - a type of pyiceberg's
+    """Yield what a type is made of, and what of it is required."""
+    from pyiceberg import types as iceberg
+
+    match kind:
+        case iceberg.StructType():
+            yield from (Part(field.name, field.field_type, field.required) for field in kind.fields)
+        case iceberg.ListType():
+            yield Part("element", kind.element_type, kind.element_required, "")
+        case iceberg.MapType():
+            yield Part("key", kind.key_type, required=False, array="map_keys")
+            yield Part("value", kind.value_type, kind.value_required, "map_values")
+
+
+def optional(schema: Any) -> Any:  # noqa: ANN401 - a schema of pyiceberg's
+    """Return the same schema with nothing required: Spark's files do not say what their rows were held to."""
+    from pyiceberg.schema import Schema as IcebergSchema
+
+    return IcebergSchema(*_optional(schema.as_struct()).fields, schema_id=schema.schema_id)
+
+
+def _optional(kind: Any) -> Any:  # noqa: ANN401 - a type of pyiceberg's
+    from pyiceberg import types as iceberg
+
+    match kind:
+        case iceberg.StructType():
+            return iceberg.StructType(
+                *(
+                    iceberg.NestedField(field.field_id, field.name, _optional(field.field_type), required=False)
+                    for field in kind.fields
+                )
+            )
+        case iceberg.ListType():
+            return iceberg.ListType(kind.element_id, _optional(kind.element_type), element_required=False)
+        case iceberg.MapType():
+            parts = _optional(kind.key_type), kind.value_id, _optional(kind.value_type)
+            return iceberg.MapType(kind.key_id, *parts, value_required=False)
+    return kind

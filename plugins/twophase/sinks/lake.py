@@ -21,7 +21,7 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
-from twophase.sinks import adopting, columns, disk, manifests, sealing, types
+from twophase.sinks import adopting, columns, disk, manifests, rules, sealing, types
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.relations import Relation
@@ -46,6 +46,8 @@ class Lake(Sink):
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
         self._seen: Table | None = None
+        #: What the table asks of its rows, as `prepare` found it.
+        self._rules: dict[str, Any] = {}
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -109,6 +111,7 @@ class Lake(Sink):
         if table is not None and (objection := table.objection()):
             msg = f"{self._who}: {objection}"
             raise ConfigError(msg)
+        self._rules = rules.placed(table.schema(), table.rules()) if table is not None else {}
 
     def _opened(self) -> Table | None:
         """Open the declared table for a look."""
@@ -146,6 +149,7 @@ class Lake(Sink):
             **self._handle(),
             "home": self._home,
             "name": f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}",
+            **({"rules": self._rules} if self._rules else {}),
         }
         if older is not None and older.handle["home"] == place["home"]:
             place["replaces"] = str(Marker(older.key.revision, older.attempt, older.manifest["digest"]))
@@ -163,7 +167,10 @@ class Lake(Sink):
             self.partition_by,
             bool(self._in_folders),
         )
-        known = self.storage.save(frame, target)
+        which = f"checkpoint {key}: sink {sink!r}"
+        guarded = rules.held(which, frame, handle)
+        with rules.told(which):
+            known = self.storage.save(guarded, target)
         return self.seal(key, attempt, sink, handle, schema, known)
 
     def _place(self, key: Key, handle: Json) -> Place:
@@ -195,6 +202,10 @@ class Lake(Sink):
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
         """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
         place = self._place(key, handle)
+        if handle.get("rules"):
+            name = handle["rules"]["rules"][0][0]
+            msg = f"checkpoint {key}: {self._who}: the table has {name}, which only a transform's output is held to"
+            raise ConfigError(msg)
         sealing.expect_output(place, sink)
         with suppress(FileNotFoundError):  # sealed before by a task that died since
             content = self.storage.read(place.manifest(attempt))
@@ -230,6 +241,8 @@ class Lake(Sink):
         if table is None:
             return
         problem = table.objection(found.schema)
+        if problem is None and (rule := rules.unmet(handle, table.rules())):
+            problem = f"the table has got {rule} since the attempt began; run again"
         older = place.older()
         if problem is None and older is not None and (theirs := disturbed(table, older)):
             path, how = theirs[0]

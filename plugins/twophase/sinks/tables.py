@@ -8,7 +8,7 @@ handle on which the marker was read. When another writer was faster, all of it s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from twophase.core.checkpoint import Json, Key
@@ -17,8 +17,9 @@ from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks import disk, manifests
+from twophase.sinks import disk, manifests, rules
 from twophase.sinks.layout import ATTEMPT, Marker
+from twophase.sinks.rules import Rule
 from twophase.sinks.storage import Storage
 
 #: How often a promoter starts over when other writers get in its way, before it leaves the work to whoever comes next.
@@ -79,6 +80,10 @@ class Table(ABC):
     @abstractmethod
     def objection(self, schema: Schema | None = None) -> str | None:
         """Say why this table, or this schema in it, cannot be honoured; None: it can."""
+
+    @abstractmethod
+    def rules(self) -> Sequence[Rule]:
+        """Return what the table asks of every row."""
 
     def misfit(self, schema: Schema) -> str | None:
         """Say which column the table has otherwise."""
@@ -305,6 +310,9 @@ class Promoter:
         """Return what is to be done to a table, if it can be."""
         if objection := table.objection(schema_of(self.manifest)):
             raise Refused(objection)
+        if rule := rules.unmet(self.handle, table.rules()):
+            msg = f"the table has got {rule} since the rows were staged, and they were not held to it; drop it"
+            raise Refused(msg)
         older = self.place.older()
         if older is not None and (found := disturbed(table, older)):
             path, how = found[0]
