@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UV_VERSION := 0.13.7
 UV := $(BIN)/uv
+COMPILE := $(UV) pip compile -q --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links
 
 VENV35 := .venv-spark35
 READY35 := $(VENV35)/.ready
@@ -78,7 +79,10 @@ bench: $(READY) ## Measure Twophase and its peers side by side
 
 lock: $(READY) ## Pin the closure of requirements.in (ARGS=--upgrade for newer versions)
 	@echo '→ requirements.in → requirements.txt'
-	@$(UV) pip compile -q --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links requirements.in -o requirements.txt $(ARGS)
+	@$(COMPILE) requirements.in -o requirements.txt $(ARGS)
+	@echo '→ what of it the package needs → plugins/twophase/constraints.txt'
+	@$(COMPILE) --no-annotate --all-extras -c requirements.txt -c requirements-java.txt pyproject.toml \
+		-o plugins/twophase/constraints.txt
 
 wheel: $(READY) ## Build the wheel into dist/
 	@echo '→ building the wheel'

@@ -73,7 +73,10 @@ def stager_for(
     conf: Mapping[str, str] | None = None,
 ) -> Stager:
     """Choose how the Spark work is done."""
+    from twophase.spark import installed, submit
+
     if spark is not None:
+        installed.check(Path(sys.modules[type(spark).__module__.partition(".")[0]].__path__[0]))
         return InProcess(spark, pipeline.transform)
     if not isinstance(pipeline.transform, str):
         if pipeline.transform is None:
@@ -81,6 +84,7 @@ def stager_for(
         else:
             msg = f"pipeline {pipeline.name!r}: a function as transform needs `spark=`; or name it as `module:function`"
         raise ConfigError(msg)
+    submit.require()
     return Submitted(master or "local[*]", conf or {})
 
 

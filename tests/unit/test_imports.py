@@ -21,7 +21,7 @@ PACKAGE = ROOT / "twophase"
 
 #: From bottom to top; a part may import what is in its own layer or below. `__init__` is the package's own file.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"core"}),
+    frozenset({"constraints", "core"}),
     frozenset({"committers", "sinks", "sources", "state"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),

@@ -45,6 +45,10 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
 
     # --- how Spark is reached ----------------------------------------------------------------------------------------
 
+    def require(self) -> None:
+        """Refuse a worker without a Spark that can submit."""
+        spark.require()
+
     def submit(self, job: Job, context: Context) -> None:
         """Run a job to its end by spark-submit."""
         own = self.application
@@ -126,7 +130,7 @@ class Hook(SparkSubmitHook):
         return submitted
 
     def _environment(self) -> dict[str, str]:
-        python = os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
+        python = spark.interpreter()
         java, _ = spark.find_java(python)
         environment = spark.child_environment(os.environ, python, spark.find_spark_home(python), java)
         # behind whatever spark-submit the worker has been given: the one that was installed with us

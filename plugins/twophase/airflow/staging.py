@@ -91,6 +91,9 @@ class StagingOperator(BaseOperator):
 
     # --- how Spark is reached ----------------------------------------------------------------------------------------
 
+    def require(self) -> None:
+        """Refuse a machine that nothing can be submitted from: asked before anything is begun."""
+
     @abstractmethod
     def submit(self, job: Job, context: Context) -> None:
         """Run a job to its end; raise when it fails. Call `job.keep(id)` once it can be found again by that id."""
@@ -122,6 +125,7 @@ class StagingOperator(BaseOperator):
         from twophase.running import coordinator, enter
         from twophase.staging import Staging
 
+        self.require()
         with tasks.record(context) as record:
             slot = None if self.checkpoint is not None else tasks.slot_of(context, self.pipeline)
             self.pipeline.prepare(slot)

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from twophase.core import settings
 from twophase.core.errors import AttemptFailed, ConfigError
+from twophase.spark import installed
 
 #: The folder that the package is in.
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +128,7 @@ class SparkSubmit:
         environment: Mapping[str, str] = {},
     ) -> ChildProcess:
         """Start the job; relative paths are below the current folder, as for the submitter."""
-        python = python or os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
+        python = python or interpreter()
         spark_home = find_spark_home(python)
         java, whole = find_java(python)
         settled = {**(local_defaults() if master.startswith("local") else {}), **conf}
@@ -199,9 +200,20 @@ def child_environment(parent: Mapping[str, str], python: str, spark_home: Path, 
 # --- where Spark and Java are ----------------------------------------------------------------------------------------
 
 
+def interpreter() -> str:
+    """Return the interpreter of Spark jobs, whose pyspark is the Spark that is used."""
+    return os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
+
+
+def require() -> None:
+    """Refuse a machine that no Spark job can be submitted from: asked before anything is begun."""
+    find_spark_home(interpreter())
+    find_java(interpreter())
+
+
 @functools.cache
 def find_spark_home(python: str) -> Path:
-    """Return the folder of the pyspark that an interpreter imports."""
+    """Return the folder of the pyspark that an interpreter imports; one of mixed versions is a ConfigError."""
     if python == sys.executable:
         spec = importlib.util.find_spec("pyspark")
         place = spec.origin if spec else None
@@ -211,6 +223,7 @@ def find_spark_home(python: str) -> Path:
     if home is None or not (home / "bin" / "spark-submit").exists():
         msg = f"spark: {python} has no pyspark with a spark-submit; `pip install pyspark`, or set TWOPHASE_SPARK_PYTHON"
         raise ConfigError(msg)
+    installed.check(home)
     return home
 
 
