@@ -18,7 +18,7 @@ from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
-from twophase.sinks.pg import database, jdbc, jdbc_reading, staging
+from twophase.sinks.pg import database, jdbc, jdbc_reading, staging, targets
 from twophase.sinks.pg.database import Table
 
 DRIVER = "org.postgresql:postgresql:42.7.13"
@@ -173,13 +173,11 @@ def test_each_checkpoint_is_read_by_jdbc_as_it_was_committed_or_not_at_all(
 
     target.execute("INSERT INTO public.numbers VALUES (5, 2)")
     refused(target, numbers.sink.read(spark, outputs[1:2]), outputs[1], "checkpoint 2: expected 0 rows, found 1")
-    target.execute(
-        "DROP TABLE twophase_staging.numbers_00000004_r1" if attach else "DELETE FROM public.numbers WHERE id = 4"
-    )
+    partitions = [targets.partition_name(Table(*output.handle["staging"])) for output in (*outputs, later)]
+    target.execute(f"DROP TABLE {partitions.pop()}" if attach else "DELETE FROM public.numbers WHERE id = 4")
     refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
     if attach:
-        target.execute("DROP TABLE twophase_staging.numbers_00000001_r1, twophase_staging.numbers_00000002_r1")
-        target.execute("DROP TABLE twophase_staging.numbers_00000003_r1")
+        target.execute(f"DROP TABLE {', '.join(map(str, partitions))}")
         refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
 
 

@@ -19,7 +19,7 @@ from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
-from twophase.sinks.pg import database, fitting
+from twophase.sinks.pg import database, fitting, targets
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.staging import Loader
 
@@ -78,7 +78,7 @@ def test_an_account_that_may_only_stage_can_stage_and_nothing_else(roles: Roles,
     forbidden = ["SELECT * FROM sales.orders", "INSERT INTO sales.orders VALUES (9)", "TABLE twophase_sinks.promoted"]
     forbidden += ["DELETE FROM twophase_sinks.promoted", "CREATE TABLE public.mine ()", "TABLE twophase.revision"]
     if sink.attach:
-        partition = "twophase_staging.orders_00000001_r1"
+        partition = targets.partition_name(Table(*output.handle["staging"]))
         forbidden += [f"TABLE {partition}", f"DELETE FROM {partition}", f"DROP TABLE {partition}"]
     for statement in forbidden:
         with pytest.raises(psycopg2.errors.InsufficientPrivilege), database.committed("dwh_staging") as cursor:

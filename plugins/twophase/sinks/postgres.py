@@ -16,6 +16,7 @@ from twophase.core.manifest import Schema
 from twophase.core.ports import Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.pg import database, fitting, promoting, slots, staging
+from twophase.sinks.pg.acceptance import Acceptance
 from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.fitting import BY_KEY, Fit
@@ -146,6 +147,7 @@ class Postgres(Sink):
         try:
             with database.committed(self.conn_id) as cursor:
                 fit.check(cursor, slot)
+                fit.create_schema(cursor)
                 promoting.create_markers(cursor)
                 fit.check_rights(cursor)
             with database.committed(self._staging_conn_id) as cursor:
@@ -262,6 +264,8 @@ class Postgres(Sink):
             what = "is not there" if found is None else f"has {found.rows} rows, expected {manifest['rows']}"
             msg = f"checkpoint {key}: staging table {table} {what}; stage it again"
             raise ManifestMismatch(msg)
+        with self._looking() as cursor:
+            Acceptance(promoter).check(cursor)
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
         """Return what an attempt staged; of a changelog the changes themselves."""

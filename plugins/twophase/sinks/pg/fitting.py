@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import ConfigError
-from twophase.sinks.pg import promoting, slots, staging
+from twophase.sinks.pg import demands, rights, slots, staging
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.promoting import Mode
 from twophase.sinks.pg.staging import CHECKPOINT
@@ -59,25 +59,31 @@ class Fit:
 
     def check(self, cursor: Any, slot: str | None) -> None:  # noqa: ANN401 - a cursor
         """Raise ConfigError unless the target has the columns and indexes that promotion goes by, or will be made."""
-        columns = staging.columns_of(cursor, self.target)
-        if columns is None:
-            if not self.mode.create:
-                msg = f"{self.which}: the table is not there; make it, or declare create=True"
-                raise ConfigError(msg)
+        found = demands.kind_of(cursor, self.target)
+        if found is None:
+            self._check_absent()
             return
+        for kind in (found, *(demands.partitions_of(cursor, found.oid) if found.partitioned else ())):
+            if kind.objection:
+                msg = f"{self.which}: {kind.objection}"
+                raise ConfigError(msg)
+        columns = staging.columns_of(cursor, self.target) or {}
         if self.slot_column is not None:
             slots.check_column(cursor, self.which, self.slot_column, columns.get(self.slot_column), slot)
         if self._marked(columns) and columns.get(CHECKPOINT) != "bigint":
-            found = columns.get(CHECKPOINT, "none")
+            instead = columns.get(CHECKPOINT, "none")
             wanted = f"expected a column {CHECKPOINT} bigint"
-            msg = f"{self.which}: {wanted}, found {found}; add it, rows say by it whose they are"
+            msg = f"{self.which}: {wanted}, found {instead}; add it, rows say by it whose they are"
             raise ConfigError(msg)
         if missing := [name for name in self.mode.key if name not in columns]:
             msg = f"{self.which}: key {missing[0]!r} is no column of it, expected one of {', '.join(columns)}"
             raise ConfigError(msg)
-        if self.mode.key and not self._has_unique_key(cursor):
+        if self.mode.key and not demands.has_unique_key(cursor, found.oid, self.mode.key):
             key = ", ".join(self.mode.key)
-            msg = f"{self.which}: no primary key or unique index on just {key}; make one, an upsert goes by it"
+            msg = (
+                f"{self.which}: no primary key or unique index on just {key} that is valid, not deferrable and over all"
+                " rows; make one, an upsert goes by it"
+            )
             raise ConfigError(msg)
         if self.mode.attach:
             self._check_partitions(cursor)
@@ -88,15 +94,14 @@ class Fit:
             return CHECKPOINT in columns
         return self.mode.name == "append" or (self.mode.name == "replace" and self.by_slots)
 
-    def _has_unique_key(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        cursor.execute(
-            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)"
-            " WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL GROUP BY i.indexrelid",
-            tuple(self.target),
-        )
-        return any(sorted(names) == sorted(self.mode.key) for (names,) in cursor.fetchall())
+    def _check_absent(self) -> None:
+        """Raise ConfigError unless the table will be made, in a schema where it lasts."""
+        if not self.mode.create:
+            msg = f"{self.which}: the table is not there; make it, or declare create=True"
+            raise ConfigError(msg)
+        if self.target.schema.startswith("pg_") or self.target.schema == "information_schema":
+            msg = f"{self.which}: schema {self.target.schema!r} is the server's own; expected one of yours"
+            raise ConfigError(msg)
 
     def _check_partitions(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         cursor.execute(
@@ -113,14 +118,14 @@ class Fit:
             msg = f"{which}: it has {count} partitions, at most {MOST_PARTITIONS} may be; merge old ones"
             raise ConfigError(msg)
 
+    def create_schema(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Make the schema of a target that the first promotion makes: by then it is too late to be refused."""
+        if self.mode.create and (problem := rights.create_schema(cursor, self.target)):
+            msg = f"{self.which}: {problem}"
+            raise ConfigError(msg)
+
     def check_rights(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """See that the history can be made: the first promotion does, when its columns are known."""
-        schema = promoting.MARKERS.schema
-        cursor.execute("SELECT has_schema_privilege(%s, 'CREATE'), current_user", (schema,))
-        may, user = cursor.fetchone()
-        if self.mode.keeps and not may:
-            msg = (
-                f"{self.which}: {user} may not create tables in schema {schema}, where the history is; grant it, or"
-                " declare history=0"
-            )
+        """See that whoever promotes may do all that a promotion does, before there is anything to promote."""
+        for problem in rights.lacking(cursor, self.target, self.mode):
+            msg = f"{self.which}: {problem}"
             raise ConfigError(msg)

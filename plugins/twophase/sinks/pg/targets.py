@@ -61,9 +61,20 @@ def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa
     attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})")
     cursor.execute(attach.format(target.sql, staged.sql, sql.Literal(key.checkpoint_id)))
     cursor.execute(sql.SQL("DROP TABLE {}").format(staging.parts_of(staged).sql))
-    partition = sql.Identifier(f"{target.name[:40]}_{key.checkpoint_id:08d}_r{key.revision}")
     cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(staged.sql))  # no stager's any more
-    cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.sql, partition))
+    named = partition_name(staged)
+    cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.sql, sql.Identifier(named.name)))
+    told = sql.Literal(f"checkpoint {key.checkpoint_id} of {target}, revision {key.revision} of {key.pipeline}")
+    cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(named.sql, told))
+
+
+def partition_name(staged: Table) -> Table:
+    """Return what a staging table is called once it is a partition: as private to its attempt as it was before.
+
+    No other table has the name, whatever the target's is and however it is cut. It is none of a staging table any more:
+    detached one day, it is nothing to sweep.
+    """
+    return Table(staged.schema, f"p{staged.name.removeprefix('s')}")
 
 
 def partition_of(cursor: Any, target: Table, checkpoint_id: int) -> Table | None:  # noqa: ANN401 - a cursor

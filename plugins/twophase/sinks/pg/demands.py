@@ -1,0 +1,168 @@
+"""What a table demands of the rows that are put into it, as the catalog says. Nothing here reads a row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from twophase.sinks.pg.database import Table
+
+#: pg_class.relkind of what has rows but is no table.
+_OTHERS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
+_TABLES = ("r", "p")
+
+
+class Kind(NamedTuple):
+    """What stands under a table's name."""
+
+    oid: int
+    #: As pg_class.relkind has it.
+    relkind: str
+    #: As pg_class.relpersistence has it.
+    persistence: str
+    schema: str
+    name: str
+
+    @property
+    def partitioned(self) -> bool:
+        """Say whether its rows are in other tables."""
+        return self.relkind == "p"
+
+    @property
+    def objection(self) -> str | None:
+        """Say why what is promoted there could be lost or is no table's; None: it is a table that outlives a crash."""
+        if self.relkind not in _TABLES:
+            return f"expected a table, found {_OTHERS.get(self.relkind, 'something else')}; name the table itself"
+        if self.persistence == "u":
+            which = f'"{self.schema}"."{self.name}"'
+            return (
+                f"{self.schema}.{self.name} is UNLOGGED, and a crash of the server empties it; expected a logged table:"
+                f" ALTER TABLE {which} SET LOGGED"
+            )
+        if self.persistence == "t":
+            return "it is a temporary table, which ends with its session; expected a lasting one"
+        return None
+
+
+class Column(NamedTuple):
+    """What a column asks for."""
+
+    name: str
+    #: Said of a column that takes its values from nobody.
+    filled: str | None
+    not_null: bool
+    #: Whether it has a value when none is given.
+    has_default: bool
+    #: The type below, if its own is a domain.
+    base: str | None
+
+
+def kind_of(cursor: Any, table: Table) -> Kind | None:  # noqa: ANN401 - a cursor
+    """Return what stands under a name; None: nothing."""
+    cursor.execute(
+        "SELECT c.oid, c.relkind, c.relpersistence, n.nspname, c.relname FROM pg_class c"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
+        tuple(table),
+    )
+    row = cursor.fetchone()
+    return Kind(*row) if row else None
+
+
+def partitions_of(cursor: Any, oid: int) -> list[Kind]:  # noqa: ANN401 - a cursor
+    """Return the partitions of a table, and theirs; no lock is taken on any."""
+    cursor.execute(
+        "WITH RECURSIVE part AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = %s"
+        " UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN part ON i.inhparent = part.inhrelid)"
+        " SELECT c.oid, c.relkind, c.relpersistence, n.nspname, c.relname FROM part"
+        " JOIN pg_class c ON c.oid = part.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace",
+        (oid,),
+    )
+    return [Kind(*row) for row in cursor.fetchall()]
+
+
+def columns_of(cursor: Any, oid: int) -> list[Column]:  # noqa: ANN401 - a cursor
+    """Return what each column of a table asks for."""
+    cursor.execute(
+        "SELECT a.attname, CASE WHEN a.attgenerated <> '' THEN 'generated'"
+        "  WHEN a.attidentity = 'a' THEN 'an identity that is always generated' END,"
+        " a.attnotnull, a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,"
+        " CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) END"
+        " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+        " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+        (oid,),
+    )
+    return [Column(*row) for row in cursor.fetchall()]
+
+
+class Check(NamedTuple):
+    """A CHECK constraint."""
+
+    name: str
+    #: The columns that it looks at; None: also at others than staged rows have, the row as a whole for example.
+    columns: list[str] | None
+    expression: str
+    definition: str
+
+
+def checks_of(cursor: Any, oid: int) -> list[Check]:  # noqa: ANN401 - a cursor
+    """Return the CHECK constraints that a new row has to pass."""
+    cursor.execute(
+        "SELECT c.conname, CASE WHEN c.conkey IS NULL OR 0 = ANY(c.conkey) THEN NULL ELSE ARRAY(SELECT a.attname::text"
+        "  FROM pg_attribute a WHERE a.attrelid = c.conrelid AND a.attnum = ANY(c.conkey)) END,"
+        " pg_get_expr(c.conbin, c.conrelid), pg_get_constraintdef(c.oid)"
+        " FROM pg_constraint c WHERE c.conrelid = %s AND c.contype = 'c'"
+        " AND to_jsonb(c)->>'conenforced' IS DISTINCT FROM 'false' ORDER BY c.conname",  # new in 18
+        (oid,),
+    )
+    return [Check(*row) for row in cursor.fetchall()]
+
+
+class Unique(NamedTuple):
+    """A unique index."""
+
+    name: str
+    columns: list[str]
+    #: Whether it holds for each row, at each moment, by its columns as they are.
+    plain: bool
+
+
+def uniques_of(cursor: Any, oid: int) -> list[Unique]:  # noqa: ANN401 - a cursor
+    """Return the unique indexes and exclusion constraints of a table, its primary key too."""
+    cursor.execute(
+        "SELECT x.relname, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid"
+        "  AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])),"
+        " i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL AND NOT i.indisexclusion"
+        " FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid"
+        " WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND i.indisready ORDER BY x.relname",
+        (oid,),
+    )
+    return [Unique(*row) for row in cursor.fetchall()]
+
+
+def has_unique_key(cursor: Any, oid: int, key: Collection[str]) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether rows can be changed by a key: a valid unique index on just its columns, that waits for no commit."""
+    return any(found.plain and sorted(found.columns) == sorted(key) for found in uniques_of(cursor, oid))
+
+
+def watchers_of(cursor: Any, oid: int) -> list[str]:  # noqa: ANN401 - a cursor
+    """Return the triggers and rules that see, change or swallow rows of a table, those of its partitions too."""
+    cursor.execute(
+        "WITH RECURSIVE part AS (SELECT %s::oid AS oid"
+        " UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN part ON i.inhparent = part.oid)"
+        " SELECT DISTINCT 'trigger ' || t.tgname FROM pg_trigger t JOIN part ON part.oid = t.tgrelid"
+        " WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A')"
+        " UNION SELECT 'rule ' || r.rulename FROM pg_rewrite r JOIN part ON part.oid = r.ev_class"
+        " WHERE r.ev_enabled IN ('O', 'A') ORDER BY 1",
+        (oid,),
+    )
+    return [row[0] for row in cursor.fetchall()]
+
+
+def references_of(cursor: Any, oid: int, *, deletes: bool) -> list[str]:  # noqa: ANN401 - a cursor
+    """Return the foreign keys of a table and, if rows of it go, those that refer to it."""
+    cursor.execute(
+        "SELECT 'foreign key ' || conname FROM pg_constraint WHERE contype = 'f' AND (conrelid = %s"
+        " OR (confrelid = %s AND %s)) ORDER BY 1",
+        (oid, oid, deletes),
+    )
+    return [row[0] for row in cursor.fetchall()]

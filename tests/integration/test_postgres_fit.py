@@ -1,0 +1,270 @@
+"""What stands under a target's name, and what whoever promotes may do there, is known before anything is recorded."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from conftest import administer
+from prestaging import Attempted, Rows, prestage
+from twophase import sinks
+from twophase.core.checkpoint import Key
+from twophase.core.errors import ConfigError
+from twophase.core.manifest import Column
+from twophase.core.ports import Outcome
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "postgres.md"
+SCHEMA = (Column("id", "bigint"), Column("word", "string"))
+UPSERT = {"mode": "upsert", "key": ["id"]}
+
+
+@pytest.fixture(autouse=True)
+def _public(target: Any) -> None:
+    target.execute("SET search_path = public")
+
+
+def take(sink: sinks.Postgres, key: Key) -> None:
+    """Take two rows through."""
+    sink.prepare()
+    handle = sink.place(key, 1, "t0ken")
+    rows = Rows([{"id": 1, "word": "a"}, {"id": 2, "word": "b"}], 1, SCHEMA)
+    manifest = prestage(sink, Attempted(key, 1, "dwh", handle), rows)
+    sink.check(key, handle, manifest)
+    found = sink.promote(key, handle, manifest)
+    assert found.outcome is Outcome.PROMOTED, found.reason
+
+
+def test_the_first_example_of_the_page_works_in_a_database_where_nothing_is(target: Any) -> None:
+    """A schema that is not there is made with the table, before anything is decided."""
+    (example,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)[:1]
+    named: dict[str, Any] = {}
+    exec(example, named)
+
+    take(named["orders"].writes["dwh"], Key("orders", 1, 1))
+
+    target.execute("SELECT count(*) FROM sales.orders")
+    assert target.fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("made", "more", "told"),
+    [
+        ("CREATE VIEW words AS SELECT 1 AS id", {}, "expected a table, found a view; name the table itself"),
+        ("CREATE MATERIALIZED VIEW words AS SELECT 1 AS id", {}, "expected a table, found a materialized view"),
+        ("CREATE SEQUENCE words", {}, "expected a table, found a sequence"),
+        (
+            """CREATE FOREIGN DATA WRAPPER far; CREATE SERVER far FOREIGN DATA WRAPPER far;
+            CREATE FOREIGN TABLE words (id bigint, _checkpoint bigint) SERVER far""",
+            {},
+            "expected a table, found a foreign table",
+        ),
+        (
+            "CREATE UNLOGGED TABLE words (id bigint, _checkpoint bigint)",
+            {},
+            'public.words is UNLOGGED, .*: ALTER TABLE "public"."words" SET LOGGED',
+        ),
+        (
+            """CREATE TABLE words (id bigint, _checkpoint bigint) PARTITION BY RANGE (id);
+            CREATE TABLE low PARTITION OF words FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (id);
+            CREATE UNLOGGED TABLE lower PARTITION OF low FOR VALUES FROM (0) TO (5)""",
+            {},
+            'public.lower is UNLOGGED, .*: ALTER TABLE "public"."lower" SET LOGGED',
+        ),
+        ("CREATE TABLE words (id bigint); CREATE UNIQUE INDEX ON words ((id + 1))", UPSERT, "no primary key or unique"),
+        ("CREATE TABLE words (id bigint); CREATE UNIQUE INDEX ON words (id, (id + 1))", UPSERT, "no primary key"),
+        ("CREATE TABLE words (id bigint); CREATE UNIQUE INDEX ON words (id) WHERE id > 0", UPSERT, "over all rows"),
+        ("CREATE TABLE words (id bigint UNIQUE DEFERRABLE)", UPSERT, "no primary key .* not deferrable"),
+        (
+            """CREATE TABLE words (id bigint); CREATE UNIQUE INDEX made ON words (id);
+            UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'made'::regclass""",  # as CONCURRENTLY leaves one
+            UPSERT,
+            "no primary key or unique index on just id that is valid",
+        ),
+        (
+            "CREATE TABLE words (id bigint, word text); CREATE UNIQUE INDEX ON words (id) INCLUDE (word)",
+            {"mode": "upsert", "key": ["id", "word"]},
+            "no primary key or unique index on just id, word",
+        ),
+    ],
+)
+def test_what_is_no_lasting_table_or_has_no_key_is_refused_before_anything_is_recorded(
+    target: Any, made: str, more: dict[str, Any], told: str
+) -> None:
+    """Rows in it would be lost, or could not be changed by key; each message says what is expected instead."""
+    target.execute(made)
+
+    for create in (False, True):
+        with pytest.raises(ConfigError, match=told):
+            sinks.Postgres("words", conn_id="dwh", create=create, **more).prepare()
+    target.execute("SELECT to_regclass('twophase_sinks.promoted')")
+    assert target.fetchall() == [(None,)]
+
+
+def test_a_table_that_was_unlogged_is_taken_once_it_is_logged(target: Any) -> None:
+    """The remedy that the refusal names is one; an index that includes more columns is on just its key."""
+    target.execute("CREATE UNLOGGED TABLE words (id bigint, word text)")
+    target.execute("CREATE UNIQUE INDEX ON words (id) INCLUDE (word)")
+    sink = sinks.Postgres("words", conn_id="dwh", mode="upsert", key=["id"])
+    with pytest.raises(ConfigError, match="UNLOGGED") as refused:
+        sink.prepare()
+
+    target.execute(str(refused.value).rpartition(": ")[2])
+
+    take(sink, Key("words", 1, 1))
+
+
+@pytest.mark.parametrize("schema", ["pg_temp", "pg_catalog", "information_schema"])
+def test_a_table_in_a_schema_of_the_servers_own_is_not_made(target: Any, schema: str) -> None:
+    """What is made in pg_temp is gone with the session that promoted it."""
+    with pytest.raises(ConfigError, match=f"schema '{schema}' is the server's own; expected one of yours"):
+        sinks.Postgres(f"{schema}.words", conn_id="dwh", create=True).prepare()
+
+
+@pytest.fixture
+def promoter(target: Any, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Let the connection `dwh` be an account with rights on the places of ours, and no others."""
+    name = f"promoter_{uuid.uuid4().hex[:8]}"
+    sinks.Postgres("first", conn_id="dwh", create=True).prepare()  # as the owner of the database
+    database = make_url(dsn).database
+    administer(
+        dsn,
+        f"CREATE ROLE {name} LOGIN PASSWORD 'choose one'",
+        f"GRANT USAGE, CREATE ON SCHEMA twophase_sinks, twophase_staging TO {name}",
+        f"GRANT SELECT, INSERT ON twophase_sinks.promoted TO {name}",
+        f"REVOKE CREATE ON DATABASE {database} FROM {name}",
+    )
+    url = make_url(dsn).set(drivername="postgres", username=name, password="choose one")
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", url.render_as_string(hide_password=False))
+    yield name
+    administer(dsn, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+RIGHTS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
+    (
+        "words (id bigint PRIMARY KEY, word text, _checkpoint bigint)",
+        {},
+        [
+            ("has no INSERT on public.words", "GRANT INSERT ON words TO {}"),
+            ("has no SELECT on public.words", "GRANT SELECT ON words TO {}"),
+            ("has no DELETE on public.words", "GRANT DELETE ON words TO {}"),
+        ],
+    ),
+    (
+        "words (id bigint PRIMARY KEY, word text)",
+        UPSERT,
+        [
+            ("has no INSERT on public.words", "GRANT INSERT, SELECT ON words TO {}"),
+            ("has no UPDATE on public.words", "GRANT UPDATE ON words TO {}"),
+        ],
+    ),
+    (
+        "words (id bigint, word text, _checkpoint bigint) PARTITION BY LIST (_checkpoint)",
+        {"attach": True},
+        [("does not own public.words, and only its owner may attach", "ALTER TABLE words OWNER TO {}")],
+    ),
+    (
+        """words (id bigint, word text, _checkpoint bigint); ALTER TABLE words ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY mine ON words USING (id < 2)""",
+        {},
+        [
+            ("row security of public.words applies to", "ALTER TABLE words DISABLE ROW LEVEL SECURITY"),
+            ("has no INSERT", "GRANT ALL ON words TO {}"),
+        ],
+    ),
+    (
+        "words (id bigint, word text, _checkpoint bigint, more bigserial)",
+        {},
+        [
+            ("has no INSERT", "GRANT SELECT, DELETE, INSERT (id, _checkpoint) ON words TO {}"),
+            ("has no INSERT on column 'word'; grant it", "GRANT INSERT (word) ON words TO {}"),
+            ("has no USAGE on sequence .*words_more_seq", "GRANT USAGE ON SEQUENCE words_more_seq TO {}"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("made", "more", "lacking"), RIGHTS)
+def test_a_right_that_is_missing_is_named_before_the_vote_and_granting_it_helps(
+    target: Any, promoter: str, made: str, more: dict[str, Any], lacking: list[tuple[str, str]]
+) -> None:
+    """Each refusal says what to grant, and once all is granted the checkpoint is promoted."""
+    target.execute(f"CREATE TABLE {made}")
+    sink = sinks.Postgres("words", conn_id="dwh", **more)
+
+    for number, (told, remedy) in enumerate(lacking, 1):
+        with pytest.raises(ConfigError, match=told):
+            take(sink, Key("words", number, 1))
+        target.execute(remedy.format(promoter))
+
+    take(sink, Key("words", 9, 1))
+
+
+@pytest.mark.parametrize(
+    ("table", "told", "remedy"),
+    [
+        ("far.words", "schema 'far' is not there, and promoter_.* may not create one", "CREATE SCHEMA far"),
+        ("far.words", "has no USAGE on schema far; grant it", "GRANT USAGE ON SCHEMA far TO {}"),
+        ("far.words", "may not create tables in schema far; grant CREATE on it", "GRANT CREATE ON SCHEMA far TO {}"),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_refused_before_anything_is_recorded(
+    target: Any, promoter: str, table: str, told: str, remedy: str
+) -> None:
+    """A schema that may not be made or used is named, with what to do."""
+    steps = ("CREATE SCHEMA far", "GRANT USAGE ON SCHEMA far TO {}")
+    for done in steps[: (*steps, "GRANT CREATE ON SCHEMA far TO {}").index(remedy)]:
+        target.execute(done.format(promoter))
+
+    with pytest.raises(ConfigError, match=told):
+        sinks.Postgres(table, conn_id="dwh", create=True).prepare()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("s1.orders", "s2.orders"),
+        (f"public.{'o' * 45}_one", f"public.{'o' * 45}_two"),
+        ("public.顧客注文明細履歴テーブル二〇二六", "public.顧客注文明細履歴テーブル二〇二七"),
+    ],
+    ids=["two schemas", "long", "of three bytes each"],
+)
+def test_partitions_of_any_two_tables_have_names_of_their_own(target: Any, names: tuple[str, ...]) -> None:
+    """Names that are equal up to where PostgreSQL cuts them, or but for the schema, stand in nobody's way."""
+    made = [sinks.Postgres(name, conn_id="dwh", create=True, attach=True) for name in names]
+
+    for checkpoint in (1, 2):
+        for sink in made:
+            take(sink, Key("orders", checkpoint, 1))
+    for sink in made:  # and what is replaced
+        take(sink, Key("orders", 2, 2))
+
+    for sink in made:
+        schema, name = sink.target
+        target.execute(f'SELECT _checkpoint, count(*) FROM "{schema}"."{name}" GROUP BY 1 ORDER BY 1')
+        assert target.fetchall() == [(1, 2), (2, 2)]
+    target.execute("SELECT c.relname FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid WHERE c.relkind = 'r'")
+    partitions = [name for (name,) in target.fetchall()]
+    assert len(set(partitions)) == 4
+    assert all(name.isascii() and len(name) <= 63 for name in partitions)
+
+
+def test_a_table_that_takes_the_name_of_one_with_partitions_gets_its_own(target: Any) -> None:
+    """The old table was renamed and kept its partitions; the first checkpoint of the new one is number 1 again."""
+    sink = sinks.Postgres("orders", conn_id="dwh", create=True, attach=True)
+    take(sink, Key("orders", 1, 1))
+    target.execute("ALTER TABLE orders RENAME TO orders_before")
+    target.execute("SELECT relname FROM pg_class WHERE relname ~ '^p_' AND relkind = 'r'")
+    assert len(target.fetchall()) == 1
+    handle = sink.place(Key("anew", 1, 1), 1, "an0ther")
+    rows = Rows([{"id": 3, "word": "c"}], 1, SCHEMA)
+
+    sink.prepare()
+    manifest = prestage(sink, Attempted(Key("anew", 1, 1), 1, "dwh", handle), rows)
+
+    assert sink.promote(Key("anew", 1, 1), handle, manifest).outcome is Outcome.PROMOTED
