@@ -26,9 +26,10 @@ _FILL = (
        SELECT :name, 'words', 'done-' || lpad(n::text, 8, '0') || '.json', 27, 1700000000000000000 + n, n
        FROM generate_series(1, :count) n""",
     """INSERT INTO twophase.revision (pipeline, checkpoint_id, revision, state, epoch, commit_seq, rows, bytes,
-           created_at, decided_at, committed_at, superseded_at, error, run_id)
+           created_at, decided_at, committed_at, superseded_at, aborted_at, error, run_id)
        SELECT :name, n, 1, state, 1, CASE WHEN decided THEN n END, 1, 700, at, CASE WHEN decided THEN at END,
            CASE WHEN decided THEN at END, CASE WHEN state = 'SUPERSEDED' THEN at END,
+           CASE WHEN NOT decided THEN at END,
            CASE WHEN NOT decided THEN 'AttemptFailed: out of memory' END, 'script-' || substr(md5(n::text), 1, 12)
        FROM (SELECT n, state, state <> 'ABORTED' AS decided, now() - (:count - n) * interval '1 minute' AS at
              FROM generate_series(1, :count) n, LATERAL (SELECT CASE WHEN n % :replayed = 0 THEN 'SUPERSEDED'

@@ -49,7 +49,12 @@ copying = Pipeline(
 dag = TwophaseDag(copying, schedule=None, spark={"conf": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}})
 """
 JOB = "def transform(words):\n    return words\n"
-RECOVER = "from twophase.airflow import maintenance_dags\nrecover_dag, sweep_dag = maintenance_dags(sweep=None)\n"
+RECOVER = """
+from datetime import timedelta
+from twophase.airflow import maintenance_dags
+
+recover_dag, sweep_dag = maintenance_dags(timedelta(minutes=1), None)
+"""
 #: The settings of a user's, not those that tests hurry with.
 USUAL = {
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "5",

@@ -1,4 +1,4 @@
-"""Recovery each minute and the sweep each day, for every pipeline: every Airflow with Twophase wants these DAGs."""
+"""Recovery every 5 minutes and the sweep each day, for every pipeline: every Airflow with Twophase wants these DAGs."""
 
 from twophase.airflow import maintenance_dags
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import uuid
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ pipeline = Pipeline(
     reads={{"words": {source}}},
     transform={transform!r},
     writes={{"lake": {sink}}},
+    audits={audits},
 )
 dag = TwophaseDag(
     pipeline,
@@ -64,6 +67,7 @@ class Case:
         retries: int = 0,
         interval: bool = False,
         more: str = "",
+        audits: str = "()",
         name: str | None = None,
     ) -> None:
         """Write the DAG and wait until Airflow has it."""
@@ -86,6 +90,7 @@ class Case:
             arguments=arguments,
             spark=spark,
             transform=transform,
+            audits=audits,
         )
         self.source = f"{before}\n{self.source}"
         self.declare(self.source)
@@ -203,6 +208,20 @@ class Case:
     def tasks(self, run_id: str) -> dict[str, str | None]:
         """Return the state of each task of a run."""
         return self.airflow.task_states(self.name, run_id)
+
+
+def assert_names(case: Case, cause: str, *, title: str = "It failed") -> None:
+    """Hold the first sentence of the checkpoint's page, and the error on the command line, against a pattern."""
+    html = case.airflow.api("GET", f"/twophase/pipelines/{case.name}/checkpoints/1", user="viewer")
+    body = re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.DOTALL)
+    page = " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    told = re.search(rf" {title} (.*)", page)
+    shown = re.search(r"^  (?:error|parked_reason) +(.*)$", case.airflow.twophase("show", case.name, "1"), re.MULTILINE)
+
+    assert told, page
+    assert re.match(cause, told[1]), told[1]
+    assert shown
+    assert re.match(cause, shown[1]), shown[1]
 
 
 def _command(process: psutil.Process) -> str:

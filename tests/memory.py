@@ -173,6 +173,12 @@ class MemoryTransaction:
         self._step("lock")
         self._lock(("pipeline", pipeline))
 
+    def begun(self, pipeline: str, slot: str | None) -> None:
+        pass  # nothing here fails to begin
+
+    def not_begun(self, pipeline: str, slot: str | None, run: Run | None, why: str, *, failed: bool) -> None:
+        raise NotImplementedError  # nothing here fails to begin
+
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
         self._step("newest")
         wanted = [key for key, row in self._rows("checkpoint").items() if key[0] == pipeline and row["slot"] == slot]
@@ -344,6 +350,15 @@ class MemoryTransaction:
         if before.state is State.COMMITTING and before.parked_reason != reason:
             self._write_revision(key, dict(self._rows("revision")[key], parked_reason=reason, hindrances=hindrances))
             self.note(key, "parked", reason)
+
+    def fail(self, key: Key, *, epoch: int, run: Run | None, why: str) -> bool:
+        before = self.hold(key)
+        mine = before.epoch == epoch and before.run == run
+        if not mine or before.state not in UNDECIDED or before.error == why:
+            return False
+        self._write_revision(key, dict(self._rows("revision")[key], error=why))
+        self.note(key, "failed", why)
+        return True
 
     def note(self, key: Key, action: str, why: str = "") -> None:
         self.events.append(Event(key, self._revision(key).epoch, action))

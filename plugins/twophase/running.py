@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from twophase.beginning import beginning
 from twophase.core import connections
 from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.coordinator import Coordinator, script_run_ended
@@ -20,6 +21,7 @@ from twophase.core.errors import (
     Fenced,
     NotYet,
     StoreUnavailable,
+    in_one_line,
 )
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
@@ -63,6 +65,11 @@ def run(
     """
     with Runner(pipeline, stager_for(pipeline, spark), dsn=dsn) as runner:
         return runner.run(slot, reprocess=reprocess)
+
+
+def script() -> Run:
+    """Return a run of this process."""
+    return Run(None, f"script-{secrets.token_hex(6)}")
 
 
 def stager_for(
@@ -109,7 +116,8 @@ class Runner:
         self.waits = waits
         pipeline.prepare()
         self.record = record or open_record(dsn, may_start=True)
-        enter(self.record, pipeline)
+        with beginning(self.record, pipeline.name, None, script()):
+            enter(self.record, pipeline)
         self.coordinator = coordinator(self.record, pipeline)
         self.staging = Staging(self.coordinator, pipeline)
 
@@ -135,9 +143,14 @@ class Runner:
         With `reprocess` a slot that was decided before gets a new revision, unless that was in the same campaign.
         """
         slot = self._slot(slot)
-        run = me or Run(None, f"script-{secrets.token_hex(6)}")
-        self.pipeline.prepare(slot)
-        done = self._take_through(lambda: self.coordinator.begin(run, slot=slot, kind=kind))
+        run = me or script()
+
+        def take() -> Revision | None:
+            with beginning(self.record, self.pipeline.name, slot, run):
+                self.pipeline.prepare(slot)
+                return self.coordinator.begin(run, slot=slot, kind=kind)
+
+        done = self._take_through(take)
         if done is not None and reprocess and done.run != run:
             return self.replace(done.checkpoint_id, me=run, campaign=campaign)
         return done
@@ -146,7 +159,7 @@ class Runner:
         self, checkpoint_id: int, *, kind: str = "backfill", me: Run | None = None, campaign: str | None = None
     ) -> Revision:
         """Take a new revision of a committed checkpoint through; the committed one stands until it is promoted."""
-        run = me or Run(None, f"script-{secrets.token_hex(6)}")
+        run = me or script()
         done = self._take_through(
             lambda: self.coordinator.replace(run, checkpoint_id, kind=kind, campaign=campaign),
         )
@@ -231,9 +244,10 @@ class Runner:
         except Fenced:
             raise  # a newer attempt owns it: touch nothing
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}".strip().splitlines()[0].removesuffix(":")
+            why = in_one_line(error)
             log.info("%s: attempt %s failed", attempt.key, attempt.epoch)
             try:
+                self.coordinator.fail(attempt, why)
                 self.coordinator.abort(attempt, why)  # changes nothing if it is decided: a restage that failed
             except StoreUnavailable as unavailable:
                 error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
@@ -260,7 +274,7 @@ def coordinator(
     pipeline: Pipeline,
     *,
     approvals: Sequence[str] = (),
-    run_ended: Callable[[Run | None], bool | None] = script_run_ended,
+    run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
 ) -> Coordinator:
     """Return the coordinator of one pipeline."""
     return Coordinator(

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from sqlalchemy import text
 
-from airflow_cases import CONF, Case
+from airflow_cases import CONF, Case, assert_names
 from airflow_server import AirflowServer, eventually
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -114,10 +114,13 @@ def test_a_person_approves_or_rejects_what_is_staged(airflow: AirflowServer) -> 
     assert case.states() == [(1, 1, "OPEN")]
     assert case.rows() == []
 
-    answer(case, first, "Reject")
+    answer(case, first, "Reject", reason="wrong month")
 
     assert case.wait(first) == "failed"
     assert case.states() == [(1, 1, "ABORTED")]
+    assert_names(case, r"approval: rejected by admin: wrong month; run ")
+    (vote,) = [event for event in case.show()["events"] if event["action"] == "voted no"]
+    assert vote["who"] == f"admin via airflow {case.name}.approve try 1"
 
     second = case.trigger()
     airflow.wait_for_task(case.name, second, "approve", "awaiting_input", timeout=200)
@@ -129,13 +132,13 @@ def test_a_person_approves_or_rejects_what_is_staged(airflow: AirflowServer) -> 
     assert approval["reason"] == "by admin"
 
 
-def answer(case: Case, run: str, option: str) -> None:
+def answer(case: Case, run: str, option: str, **given: str) -> None:
     """Answer as soon as the scheduler knows that the task waits: it takes an earlier answer for a killed task."""
     log = case.airflow.home / "logs" / "scheduler.log"
     waits = re.compile(rf"TaskInstance Finished: dag_id={case.name}, task_id=approve, run_id={re.escape(run)},")
     eventually(lambda: waits.search(log.read_text(errors="replace")), 60)
     place = f"dags/{case.name}/dagRuns/{quote(run, safe='')}/taskInstances/approve/-1/hitlDetails"
-    case.airflow.api("PATCH", place, chosen_options=[option], params_input={})
+    case.airflow.api("PATCH", place, chosen_options=[option], params_input=given)
 
 
 @pytest.mark.slow

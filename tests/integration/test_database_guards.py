@@ -26,6 +26,7 @@ WITH = {
     State.COMMITTING: ", commit_seq = checkpoint_id * 10 + revision, decided_at = now()",
     State.COMMITTED: ", committed_at = now()",
     State.SUPERSEDED: ", superseded_at = now()",
+    State.ABORTING: ", aborted_at = now()",
 }
 
 PAIRS = [(old, new) for old in State for new in State if old is not new]

@@ -433,7 +433,9 @@ def test_r9_what_lost_its_output_is_parked_restaged_and_promoted(bench: Bench) -
     revision = bench.committing()
     bench.lose(revision.key, "lake")
 
-    with pytest.raises(Parked, match=r"decided, but it cannot be promoted \(lake: .* is gone\); parked: .*twophase restage"):
+    with pytest.raises(
+        Parked, match=r"decided, but it cannot be promoted \(lake: .* is gone\); parked: .*twophase restage"
+    ):
         bench.coordinator.commit(revision)
     parked = bench.read(revision.key)
     bench.stage(bench.coordinator.restage(revision.key, "lost"))

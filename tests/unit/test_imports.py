@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
     frozenset({"audits", "comparing"}),
-    frozenset({"__init__", "auditing", "backfilling", "diffing", "examples", "maintenance"})
+    frozenset({"__init__", "auditing", "backfilling", "beginning", "diffing", "examples", "maintenance"})
     | {"pipeline", "reading", "running", "staging", "testing"},
     frozenset({"airflow", "cli", "web"}),
 )

@@ -6,8 +6,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import Param
 
 from twophase.airflow import tasks
+from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.airflow.operators import protocol_of, staged
 from twophase.airflow.staging import APPROVAL
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
+_REASON = "Why; the record keeps it."
+
 
 class ApproveOperator(ApprovalOperator):
     """Waits for a person's vote on what is staged; rejecting it aborts the revision."""
@@ -29,7 +33,13 @@ class ApproveOperator(ApprovalOperator):
 
     def __init__(self, *, pipeline: Pipeline, stage_task_id: str = "stage", **kwargs: Any) -> None:
         """Ask for a yes or a no; nothing expires, unless `response_timeout` says so."""
-        settled = {"subject": f"Commit a checkpoint of {pipeline.name}?", "fail_on_reject": True, **kwargs}
+        reason = Param(None, type=["null", "string"], title="Reason", description=_REASON)
+        settled = {
+            "subject": f"Commit a checkpoint of {pipeline.name}?",
+            "fail_on_reject": True,
+            **kwargs,
+            "params": {"reason": reason, **kwargs.get("params", {})},
+        }
         super().__init__(**settled)
         self.stage_task_id = stage_task_id
         self.worked_on: Key | None = None
@@ -57,12 +67,18 @@ class ApproveOperator(ApprovalOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Record the vote, in the name of the person who gave it."""
         key = self.worked_on = staged(context, self.stage_task_id)
-        if "error" not in event:
-            person = (event.get("responded_by_user") or {}).get("name") or "the default after the time-out"
+        with tasks.record(context) as record:
+            protocol = protocol_of(record, key.pipeline, context)
+            revision = protocol.transact(lambda tx: tx.revision(key))
+            if "error" in event:  # nobody answered in time, or the answer cannot be read
+                with Failing(protocol, revision, context):
+                    return super().execute_complete(context, event)
+            person = (event.get("responded_by_user") or {}).get("name")
+            if person:
+                record.who = f"{person} via {record.who.rpartition(' via ')[2]}"
             yes = event["chosen_options"] == [self.APPROVE]
-            with tasks.record(context) as record:
-                protocol = protocol_of(record, key.pipeline, context)
-                revision = protocol.transact(lambda tx: tx.revision(key))
-                protocol.vote(revision, APPROVAL, yes=yes, reason=f"by {person}")
-            log.info("%s: %s by %s", key, "approved" if yes else "rejected", person)
+            given = " ".join(str((event.get("params_input") or {}).get("reason") or "").split())
+            by = f"{'' if yes else 'rejected '}by {person or 'the default after the time-out'}"
+            protocol.vote(revision, APPROVAL, yes=yes, reason=f"{by}: {given}" if given else by)
+        log.info("%s: %s %s", key, "approved" if yes else "not approved", by)
         return super().execute_complete(context, event)

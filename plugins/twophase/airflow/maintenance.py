@@ -1,4 +1,4 @@
-"""The DAGs that look after all pipelines: recovery each minute, the sweep each day."""
+"""The DAGs that look after all pipelines: recovery every 5 minutes, the sweep each day."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from twophase.airflow.operators import RecoverOperator, SweepOperator
 _START = datetime(2026, 1, 1, tzinfo=utc)
 
 
-def maintenance_dags(recover: Any = timedelta(minutes=1), sweep: Any = "@daily", **kwargs: Any) -> tuple[DAG, DAG]:
+def maintenance_dags(recover: Any = timedelta(minutes=5), sweep: Any = "@daily", **kwargs: Any) -> tuple[DAG, DAG]:
     """Return `twophase_recover` and `twophase_sweep`, on the schedules given; further arguments go to both."""
     settled = {"catchup": False, "max_active_runs": 1, "start_date": _START, "tags": ["twophase"], **kwargs}
     with DAG(
         "twophase_recover",
         schedule=recover,
         doc_md="Finishes what crashes left, from the record: promotes what is decided, and aborts what no run will go"
-        " on with.",
+        " on with. It fails while something is parked, that is, while it needs a person.",
         **settled,
     ) as recovers:
         RecoverOperator(task_id="recover")

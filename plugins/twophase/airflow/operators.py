@@ -7,6 +7,7 @@ run. So a task that was marked as a success without having run has nothing to pa
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import AssetAlias, BaseOperator
@@ -14,8 +15,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Downs
 
 from twophase.airflow import tasks
 from twophase.airflow.assets import asset, event
+from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
-from twophase.core.checkpoint import Key, Revision, Run
+from twophase.core.checkpoint import Key, Revision
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError, Fenced, TwophaseError
 from twophase.core.lease import Lease
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from twophase.committer.record import PostgresRecord
     from twophase.core.coordinator import Coordinator
+    from twophase.core.ports import Transaction
     from twophase.pipeline import Pipeline
 
 log = logging.getLogger("twophase")
@@ -106,7 +109,7 @@ class CommitOperator(BaseOperator):
                 " clear the stage task to stage it again"
             )
             raise AirflowFailException(msg)
-        with Lease(protocol, revision):
+        with Failing(protocol, revision, context), Lease(protocol, revision):
             return protocol.commit(revision, f"the commit point, by run {revision.run}")
 
 
@@ -146,20 +149,21 @@ class AbortOperator(BaseOperator):
                 known = self.pipeline_name in queries.names(connection)
             left = self._left(record, context) if known else []
             protocol = protocol_of(record, self.pipeline_name, context) if left else None
-            ended = [self._abort(protocol, revision, run) for revision in left if protocol]
-        aborted = ", ".join(str(revision.key) for revision in ended if revision.state is State.ABORTED)
+            how = f"run {run} ended before the commit point ({self._ends(context)})"
+            ended = [self._abort(protocol, revision, how) for revision in left if protocol]
+        aborted = [f"{revision.key}: {revision.error}" for revision in ended if revision.state is State.ABORTED]
         if aborted:
-            msg = f"run {run} ended before its commit point: {aborted} aborted, nothing of it became visible"
+            msg = f"aborted, nothing of it became visible: {'; '.join(aborted)}"
             raise AirflowFailException(msg)
         if self._has_failed(context):
             msg = f"run {run} failed; it left nothing undecided"
             raise AirflowFailException(msg)
         log.info("%s: run %s left nothing undecided", self.pipeline_name, run)
 
-    def _abort(self, protocol: Coordinator, revision: Revision, run: Run) -> Revision:
+    def _abort(self, protocol: Coordinator, revision: Revision, how: str) -> Revision:
         self.worked_on = revision.key
         kill_job(revision)
-        ended = protocol.abort(revision, f"run {run} ended before the commit point")
+        ended = protocol.abort(revision, how)
         log.info("%s: %s", ended.key, ended.state.lower())
         return ended
 
@@ -172,9 +176,19 @@ class AbortOperator(BaseOperator):
 
     def _has_failed(self, context: Context) -> bool:
         """Say whether the commit task has failed, or could not run."""
+        return any(state in _FAILED for state in self._states(context, [self.commit_task_id]).values())
+
+    def _ends(self, context: Context) -> str:
+        """Say how the tasks before it ended: what was marked otherwise than it went is seen by that."""
+        number = context["ti"].map_index
+        mine = f"_{number}" if number is not None and number >= 0 else ""
+        found = self._states(context, sorted(self.upstream_task_ids)).items()
+        return ", ".join(f"{name} {state}" for name, state in sorted(found) if name.endswith(mine))
+
+    def _states(self, context: Context, task_ids: list[str]) -> dict[str, str]:
         ti = context["ti"]
-        states = ti.get_task_states(ti.dag_id, task_ids=[self.commit_task_id], run_ids=[ti.run_id])
-        return any(state in _FAILED for of_run in states.values() for state in of_run.values())
+        states = ti.get_task_states(ti.dag_id, task_ids=task_ids, run_ids=[ti.run_id])
+        return {name: state for of_run in states.values() for name, state in of_run.items()}
 
 
 def kill_job(revision: Revision) -> None:
@@ -214,7 +228,10 @@ class SelectOperator(BaseOperator):
 
 
 class RecoverOperator(BaseOperator):
-    """Finishes what crashes left in any pipeline: promotes what is decided, aborts what no run will go on with."""
+    """Finishes what crashes left in any pipeline: promotes what is decided, aborts what no run will go on with.
+
+    It fails while something is parked: nothing but a person gets that further, and a red task is what people look at.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         """Look after every pipeline in the record."""
@@ -235,6 +252,8 @@ class RecoverOperator(BaseOperator):
                     for revision, decision in recover(protocol, aborting=kill_job):
                         if isinstance(decision, RollForward):
                             self._tell(protocol, revision, context)
+                    left = protocol.transact(partial(_unfinished, name))
+                    problems += [f"{r.key} is parked: {r.parked_reason}" for r in left if r.parked_reason]
                 except (TwophaseError, OSError) as problem:
                     log.exception("%s: left as it is", name)
                     problems.append(f"{name}: {' '.join(str(problem).split())}")
@@ -247,6 +266,10 @@ class RecoverOperator(BaseOperator):
         if done.state in DECIDED - {State.COMMITTING}:
             for name in protocol.sinks:
                 context["outlet_events"][RECOVERED].add(asset(done.key.pipeline, name), extra=event(done))
+
+
+def _unfinished(pipeline: str, tx: Transaction) -> list[Revision]:
+    return tx.unfinished(pipeline)
 
 
 class SweepOperator(BaseOperator):

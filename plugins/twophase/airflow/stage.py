@@ -98,10 +98,10 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         """Keep the connection, by which the driver can be killed."""
         return {"conn_id": self._conn_id}
 
-    def on_kill(self) -> None:
+    def stop(self) -> None:
         """Stop what was submitted, if anything was."""
         if self._hook is not None:
-            super().on_kill()
+            SparkSubmitOperator.on_kill(self)
 
     def _get_hook(self) -> SparkSubmitHook:
         """Return a hook whose spark-submit holds no credentials, finds this Spark, and dies with this task."""

@@ -20,6 +20,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException, AirflowSkipException
 
 from twophase.airflow import tasks
+from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context
 
+    from twophase.committer.record import PostgresRecord
     from twophase.core.coordinator import Coordinator
     from twophase.staging import Staging
 
@@ -45,6 +47,7 @@ log = logging.getLogger("twophase")
 LOOK_AGAIN = 60
 #: The name under which a person takes part.
 APPROVAL = "approval"
+_CODE = re.compile(r"Error code is: (-?\d+)")
 _LATER = re.compile(r"\{\{ (staging|inputs)\('([a-z0-9_]+)'\) \}\}")
 
 
@@ -82,6 +85,7 @@ class StagingOperator(BaseOperator):
         self.checkpoint = checkpoint
         self.approval = approval
         self.worked_on: Key | None = None
+        self._failing: Failing | None = None
         if isinstance(pipeline.transform, str) == bool(self.application):
             msg = (
                 f"pipeline {pipeline.name!r}: expected either a transform as `module:function`, or application= with a"
@@ -107,9 +111,18 @@ class StagingOperator(BaseOperator):
     def kill(cls, job: Json) -> None:
         """Stop a job by what the record keeps of it; one that has ended is no error."""
 
+    def stop(self) -> None:
+        """Stop the job that this task has submitted, if there is one."""
+
     def kept(self) -> dict[str, Any]:
         """Return what `kill` needs besides the job's id."""
         return {}
+
+    def on_kill(self) -> None:
+        """Say in the record that Airflow stops this task, then stop its job."""
+        if self._failing is not None:
+            self._failing.stopped()
+        self.stop()
 
     # --- templates ---------------------------------------------------------------------------------------------------
 
@@ -122,45 +135,52 @@ class StagingOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Take a checkpoint and bring it to its votes; return its ids."""
-        from twophase.running import coordinator, enter
+        from twophase.running import coordinator
         from twophase.staging import Staging
 
         self.require()
         with tasks.record(context) as record:
-            slot = None if self.checkpoint is not None else tasks.slot_of(context, self.pipeline)
-            self.pipeline.prepare(slot)
-            enter(record, self.pipeline, dag_id=context["ti"].dag_id)
             protocol = coordinator(
                 record,
                 self.pipeline,
                 approvals=[APPROVAL] if self.approval else [],
                 run_ended=tasks.run_ended(context),
             )
-            revision = self._take(protocol, slot, context)
+            try:
+                revision = self._take(record, protocol, context)
+            except NotYet as missing:
+                log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
+                raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
+                    datetime.now(UTC) + timedelta(seconds=LOOK_AGAIN)
+                ) from missing
+            if revision is None:
+                msg = f"{self.pipeline.name}: no new input"
+                raise AirflowSkipException(msg)
             self.worked_on = revision.key
             self._bring_to_votes(Staging(protocol, self.pipeline), revision, context)
         return tasks.ids(revision.key)
 
-    def _take(self, protocol: Coordinator, slot: str | None, context: Context) -> Revision:
-        """Take what this run has to work on; skip when there is nothing, come back when it is not there yet."""
+    def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | None:
+        """Take what this run has to work on; why it cannot begin is kept, for there is no revision to keep it yet."""
+        from twophase.beginning import beginning
+        from twophase.running import enter
+
+        run, name = tasks.run_of(context), self.pipeline.name
         kind = "replay" if self.checkpoint is not None else "backfill" if tasks.is_backfill(context) else "regular"
-        try:
-            taken = protocol.take(
-                tasks.run_of(context),
+        slot = None
+        with beginning(record, name, None, run):
+            if self.checkpoint is None:
+                slot = tasks.slot_of(context, self.pipeline)
+        with beginning(record, name, slot, run):
+            self.pipeline.prepare(slot)
+            enter(record, self.pipeline, dag_id=run.dag_id)
+            return protocol.take(
+                run,
                 slot=slot,
                 checkpoint_id=None if self.checkpoint is None else int(self.checkpoint),
                 kind=kind,
                 reprocess=tasks.wants_another(context),
             )
-        except NotYet as missing:
-            log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
-            raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
-                datetime.now(UTC) + timedelta(seconds=LOOK_AGAIN)
-            ) from missing
-        if taken is None:
-            msg = f"{self.pipeline.name}: no new input"
-            raise AirflowSkipException(msg)
-        return taken
 
     def _bring_to_votes(self, staging: Staging, revision: Revision, context: Context) -> None:
         """Stage what was taken, unless that was done before."""
@@ -172,10 +192,12 @@ class StagingOperator(BaseOperator):
             log.info("%s: every participant of this task had voted yes", revision.key)
             protocol.rest(revision)
             return
-        attempt, job = self._attempt(protocol, revision, context)
-        with Lease(protocol, attempt, on_lost=self.on_kill) as lease:
-            staging.stage(attempt, job, job.folder, lease)
-        protocol.rest(attempt)
+        with Failing(protocol, revision, context) as self._failing:
+            attempt, job = self._attempt(protocol, revision, context)
+            self._failing.revision = attempt
+            with Lease(protocol, attempt, on_lost=self.stop) as lease:
+                staging.stage(attempt, job, job.folder, lease)
+            protocol.rest(attempt)
         log.info("%s: attempt %s pre-committed", attempt.key, attempt.epoch)
 
     def _is_voted_for(self, protocol: Coordinator, revision: Revision) -> bool:
@@ -247,7 +269,7 @@ class Submission:
         except AirflowException as error:
             if (folder / "result.json").exists():  # the job itself says what went wrong
                 raise _failure(plan, folder) from error
-            raise
+            raise AttemptFailed(_unsaid(plan, error)) from error
 
     def _job(self, plan: Plan, folder: Path) -> Job:
         def fill(value: Any) -> Any:
@@ -305,6 +327,13 @@ def _failure(plan: Plan, folder: Path) -> Exception:
     except TwophaseError as error:
         return error
     return AttemptFailed(f"checkpoint {plan.key}: attempt {plan.attempt}: Spark failed after it had staged everything")
+
+
+def _unsaid(plan: Plan, error: AirflowException) -> str:
+    """Say that a job ended without a word; what Airflow says is mostly the command line."""
+    code = _CODE.search(str(error))
+    how = f"spark-submit ended with code {code[1]}" if code else " ".join(str(error).split())[:300]
+    return f"checkpoint {plan.key}: attempt {plan.attempt}: {how} and left no result; the log is this task's"
 
 
 def _later(macro: str) -> Callable[[str], str]:

@@ -49,7 +49,10 @@ def record(context: Context) -> Iterator[PostgresRecord]:
 
     ti = context["ti"]
     with failing_for_good():
-        opened = open_record(who=f"airflow {ti.dag_id}.{ti.task_id} try {ti.try_number}")
+        # Airflow says who triggered a run; who marks or clears one it tells no task.
+        person = getattr(context["dag_run"], "triggering_user_name", None)
+        task = f"airflow {ti.dag_id}.{ti.task_id} try {ti.try_number}"
+        opened = open_record(who=f"{person} via {task}" if person else task)
         try:
             yield opened
         finally:
@@ -104,20 +107,21 @@ def is_backfill(context: Context) -> bool:
     return str(getattr(context["dag_run"].run_type, "value", context["dag_run"].run_type)) == "backfill"
 
 
-def run_ended(context: Context) -> Callable[[Run | None], bool | None]:
-    """Return what says whether a run is over: a script's ends with its lease, of one of Airflow's Airflow is asked."""
+def run_ended(context: Context) -> Callable[[Run | None], str | bool | None]:
+    """Return what says how a run ended: a script's ends with its lease, of one of Airflow's Airflow is asked."""
     ti = context["ti"]
 
-    def ended(run: Run | None) -> bool | None:
+    def ended(run: Run | None) -> str | bool | None:
         if run is None or run.dag_id is None:
             return True
         try:
-            return ti.get_dagrun_state(run.dag_id, run.run_id) in _ENDED
+            state = ti.get_dagrun_state(run.dag_id, run.run_id)
         except AirflowRuntimeError as error:
-            if _is_gone(error):
-                return True  # deleted, and with it whoever could go on
+            if _is_gone(error):  # and with it whoever could go on
+                return f"run {run} was deleted in Airflow before the commit point"
             log.warning("run %s: Airflow does not say whether it has ended: %s", run, error)
             return None
+        return f"run {run} ended as {state} before the commit point" if state in _ENDED else False
 
     return ended
 

@@ -131,7 +131,7 @@ def _why(revision: Revision, decision: Decision) -> str:
         return "the commit point was passed"
     if revision.state is State.ABORTING:
         return "the abort was decided"
-    return f"its run {revision.run} ended before the commit point"
+    return decision.why.replace("its run", f"its run {revision.run}", 1)
 
 
 def _say(revision: Revision, one: dict[str, Any]) -> None:

@@ -23,8 +23,8 @@ _WIDE = 100_000
 
 #: Headings of columns that may take several lines on a terminal.
 LONG = frozenset({
-    *("command", "dag", "difference", "error", "failed", "parked", "promoted", "reason", "run", "slot"),
-    *("what has happened", "who", "why"),
+    *("command", "dag", "difference", "error", "failed", "last failure", "parked", "promoted", "reason", "run", "slot"),
+    *("waiting", "what has happened", "who", "why"),
 })  # fmt: skip
 #: Headings of columns that a narrow terminal does without: `show` has them.
 _SPARE = frozenset({"dag", "run"})
@@ -159,7 +159,7 @@ def cell(name: str, value: Any) -> str | Text:  # noqa: ANN401 - a column of the
 
     if value is None:
         return ""
-    if name in {"state", "from_state", "to_state"}:
+    if name in {"state", "newest_state", "from_state", "to_state"}:
         return state(value)
     if name in {"bytes", "size"}:
         return size(value)

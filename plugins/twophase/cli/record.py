@@ -31,6 +31,23 @@ CHECKPOINTS = (
     ("error", "error"),
     ("parked", "parked_reason"),
 )
+#: Likewise of pipelines.
+PIPELINES = (
+    ("pipeline", "pipeline"),
+    ("last checkpoint", "last_checkpoint"),
+    ("seq", "last_commit_seq"),
+    ("committed", "last_committed_at"),
+    ("newest", "newest_checkpoint"),
+    ("state", "newest_state"),
+    ("pending", "pending"),
+    ("parked", "parked"),
+    ("failures", "failures"),
+    ("failed slots", "failed_slots"),
+    ("missing slots", "missing_slots"),
+    ("last failure", "last_failure"),
+    ("waiting", "waiting"),
+)
+_SELDOM = frozenset({"parked", "failures", "failed_slots", "missing_slots"})
 #: How many input files `show` names before it only counts them.
 FILES = 10
 
@@ -42,7 +59,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def pipelines(*, as_json: Json = False) -> None:
-    """List the pipelines: last commit, and how many revisions are pending."""
+    """List the pipelines: last commit, newest checkpoint, and what is pending, failed or waited for."""
     from twophase.cli.opening import connected
     from twophase.committer import queries
 
@@ -53,14 +70,12 @@ def pipelines(*, as_json: Json = False) -> None:
     elif not found:
         complain("no pipelines in the record yet; `twophase run FILE` enters one")
     else:
-        columns = (
-            ("pipeline", "pipeline"),
-            ("last checkpoint", "last_checkpoint"),
-            ("seq", "last_commit_seq"),
-            ("committed", "last_committed_at"),
-            ("pending", "pending"),
-        )
-        listing(found, columns)
+        listing([_without_zeros(row) for row in found], PIPELINES)
+
+
+def _without_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a listing what a pipeline has none of: what is there is there to be seen."""
+    return {name: None if name in _SELDOM and value == 0 else value for name, value in row.items()}
 
 
 def checkpoints(

@@ -20,10 +20,13 @@ from sqlalchemy import (
     Engine,
     Row,
     ScalarSelect,
+    Text,
     create_engine,
     delete,
+    exists,
     func,
     insert,
+    literal,
     make_url,
     select,
     update,
@@ -44,7 +47,12 @@ from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 SESSION = "-c lock_timeout=20s -c idle_in_transaction_session_timeout=10s -c timezone=UTC"
 
 #: Set together with a state: the column that says when it was entered.
-ENTERED_AT = {State.COMMITTING: "decided_at", State.COMMITTED: "committed_at", State.SUPERSEDED: "superseded_at"}
+ENTERED_AT = {
+    State.COMMITTING: "decided_at",
+    State.COMMITTED: "committed_at",
+    State.SUPERSEDED: "superseded_at",
+    State.ABORTING: "aborted_at",
+}
 
 r = t.revision.c
 
@@ -141,6 +149,13 @@ def is_this(key: Key) -> ColumnElement[bool]:
     return (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
 
 
+def _is_committed(key: Key) -> ColumnElement[bool]:
+    """Say whether a revision of ours of the same checkpoint is committed."""
+    other = t.revision.alias("other").c
+    mine = (other.pipeline == key.pipeline) & (other.checkpoint_id == key.checkpoint_id)
+    return exists().where(mine & (other.revision > 0) & (other.state == State.COMMITTED))
+
+
 def to_revision(row: Row[Any]) -> Revision:
     """Read a revision from a row of `REVISION`."""
     return Revision(
@@ -184,15 +199,39 @@ class PostgresTransaction(Inputs):
         """Work on an open transaction."""
         self.connection = connection
         self.who = who
+        #: Whether the locked pipeline has anything that could not begin: mostly not, so nobody has to look again.
+        self._unbegun = False
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
     def lock(self, pipeline: str) -> None:
         """Hold the pipeline's row until the end."""
-        row = select(t.pipeline.c.name).where(t.pipeline.c.name == pipeline).with_for_update()
-        if self.connection.execute(row).first() is None:
+        unbegun = exists().where(t.unbegun.c.pipeline == t.pipeline.c.name)
+        row = select(unbegun).where(t.pipeline.c.name == pipeline).with_for_update(of=t.pipeline)
+        found = self.connection.execute(row).first()
+        if found is None:
             msg = f"pipeline {pipeline!r}: it is not in the record"
             raise ConfigError(msg)
+        self._unbegun = bool(found[0])
+
+    def begun(self, pipeline: str, slot: str | None) -> None:
+        """Forget that a slot could not begin; the pipeline must be locked."""
+        u = t.unbegun.c
+        if self._unbegun:
+            self.connection.execute(delete(t.unbegun).where((u.pipeline == pipeline) & u.slot.in_({"", slot or ""})))
+
+    def not_begun(self, pipeline: str, slot: str | None, run: Run | None, why: str, *, failed: bool) -> None:
+        """Keep why a run could not begin: it failed, or waits for its input; of no pipeline that is not entered yet."""
+        u = t.unbegun.c
+        known = select(
+            t.pipeline.c.name, literal(slot or ""), literal(why), literal(int(failed)), literal(self.who),
+            literal(run and run.dag_id, Text), literal(run and run.run_id, Text),
+        ).where(t.pipeline.c.name == pipeline)  # fmt: skip
+        columns = ["pipeline", "slot", "why", "failures", "who", "dag_id", "run_id"]
+        new = upsert(t.unbegun).from_select(columns, known)
+        again: dict[str, Any] = {name: new.excluded[name] for name in ("why", "who", "dag_id", "run_id")}
+        again |= {"at": func.clock_timestamp(), "failures": u.failures + 1 if failed else 0}
+        self.connection.execute(new.on_conflict_do_update(constraint="unbegun_pkey", set_=again))
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
         """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any.
@@ -298,6 +337,8 @@ class PostgresTransaction(Inputs):
         mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
         number = self.connection.execute(select(func.coalesce(func.max(r.revision), 0) + 1).where(mine)).scalar_one()
         key = Key(pipeline, checkpoint_id, number)
+        if number > 1:
+            self.connection.execute(update(t.revision).where(mine & r.failed).values(failed=False))
         self.connection.execute(
             insert(t.revision).values(
                 **key._asdict(),
@@ -357,6 +398,8 @@ class PostgresTransaction(Inputs):
             changes["lease_until"] = _lease_until(changes.pop("lease"))
         if to in ENTERED_AT and not (bump and before.state is to):
             changes[ENTERED_AT[to]] = func.clock_timestamp()
+        if to is State.ABORTED:
+            changes["failed"] = ~_is_committed(key)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_([state for state in allowed if state is not None])
         if unleased:
             here &= r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
@@ -419,6 +462,15 @@ class PostgresTransaction(Inputs):
         flag = update(t.revision).where(here).values(parked_reason=reason, hindrances=dict(hindrances))
         if self.connection.execute(flag).rowcount:
             self.note(key, "parked", reason)
+
+    def fail(self, key: Key, *, epoch: int, run: Run | None, why: str) -> bool:
+        """Keep the last failure of an undecided revision that is still this run's; the same twice is one event."""
+        own = r.run_id.is_not_distinct_from(run and run.run_id) & r.dag_id.is_not_distinct_from(run and run.dag_id)
+        here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & own & r.error.is_distinct_from(why)
+        if not self.connection.execute(update(t.revision).where(here).values(error=why)).rowcount:
+            return False
+        self._event(key, epoch, "failed", why=why)
+        return True
 
     def note(self, key: Key, action: str, why: str = "") -> None:
         """Add an event that is not a transition."""
@@ -505,5 +557,7 @@ class PostgresTransaction(Inputs):
         if self.connection.execute(free).rowcount:
             claims = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id)
             self.connection.execute(delete(t.input_file).where(claims))
+            over = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.failed
+            self.connection.execute(update(t.revision).where(over).values(failed=False))
             self.note(Key(pipeline, checkpoint_id, max(found)), "released", why)
         return True

@@ -172,6 +172,9 @@ revision = Table(
     Column("job", JSONB),
     #: Of a parked one: sink → what stands in its way.
     Column("hindrances", JSONB(none_as_null=True)),
+    _time("aborted_at"),
+    #: Aborted, nothing of its checkpoint is committed, and no later revision has taken it again.
+    Column("failed", Boolean, nullable=False, server_default=text("false")),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",
@@ -188,6 +191,8 @@ revision = Table(
     CheckConstraint("parked_reason IS NULL OR state = 'COMMITTING'", name="parked"),
     CheckConstraint("hindrances IS NULL OR parked_reason IS NOT NULL", name="hindrances"),
     CheckConstraint("swept_at IS NULL OR state = 'SUPERSEDED'", name="swept"),
+    CheckConstraint("(aborted_at IS NOT NULL) = (state IN ('ABORTING', 'ABORTED'))", name="aborted"),
+    CheckConstraint("NOT failed OR state = 'ABORTED'", name="failed"),
     # prevents revision 2 from beginning while revision 1 may still be promoted (R5)
     Index(
         "revision_one_live",
@@ -233,6 +238,27 @@ revision = Table(
         "revision",
         postgresql_where=text("state = 'SUPERSEDED' AND swept_at IS NULL"),
     ),
+    # what failed since the last commit, and what failed last
+    Index("revision_aborted", "pipeline", "aborted_at", postgresql_where=text("aborted_at IS NOT NULL")),
+    # the checkpoints that stand failed, however many failed and were taken again
+    Index("revision_failed", "pipeline", "checkpoint_id", postgresql_where=text("failed")),
+)
+
+#: What a run wanted to begin and could not: it waits for its input (no failures), or it failed. Gone once it begins.
+unbegun = Table(
+    "unbegun",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    #: Empty: of no slot.
+    Column("slot", Text, primary_key=True),
+    Column("why", Text, nullable=False),
+    Column("failures", Integer, nullable=False),
+    _now("since"),
+    _now("at"),
+    Column("who", Text, nullable=False),
+    Column("dag_id", Text),
+    Column("run_id", Text),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
 )
 
 #: Which revisions of another pipeline a revision reads: what makes it stale, and keeps those from being swept.

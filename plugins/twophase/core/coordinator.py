@@ -55,7 +55,7 @@ Failed = Mapping[str, tuple[str, Hindrance]]
 PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 
 
-def script_run_ended(run: Run | None) -> bool | None:
+def script_run_ended(run: Run | None) -> str | bool | None:
     """Say whether a run is over: a script's run ends with its lease; of an Airflow run only Airflow knows."""
     return True if run is None or run.dag_id is None else None
 
@@ -74,7 +74,7 @@ class Coordinator:
         approvals: Sequence[str] = (),
         lease: float = 30.0,
         max_pending: int = 1,
-        run_ended: Callable[[Run | None], bool | None] = script_run_ended,
+        run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
         patience: Sequence[float] = PATIENCE,
     ) -> None:
         """Bring together a record, a pipeline's sources, its sinks, and the names of those who vote besides."""
@@ -189,6 +189,10 @@ class Coordinator:
         hit("vote.after")
         return state
 
+    def fail(self, revision: Revision, why: str) -> bool:
+        """Keep why a try failed: whoever ends the revision takes it over as its error. Another's is left alone."""
+        return self.transact(lambda tx: tx.fail(revision.key, epoch=revision.epoch, run=revision.run, why=why))
+
     def rest(self, revision: Revision) -> None:
         """Give up the lease of a revision that now waits for another task of its run."""
         self.transact(lambda tx: tx.renew(revision.key, epoch=revision.epoch, lease=None))
@@ -235,6 +239,7 @@ class Coordinator:
                 commit_seq=tx.take_commit_seq(self.pipeline),
                 rows=rows,
                 bytes=size,
+                error=None,  # what failed before was tried again, and did not fail
                 lease=self.lease,
             )
             if replaces is None:  # what was there before us has read nothing
@@ -491,7 +496,7 @@ class Coordinator:
                     epoch=revision.epoch,
                     why=why,
                     unleased=unleased,
-                    error=why[:1000],
+                    error=_cause(tx, held, why)[:1000],
                     lease=self.lease,
                 )
                 hit("abort.inside")
@@ -575,6 +580,15 @@ def _unvoted(revision: Revision, participant: Participant) -> Promotion:
         return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is being restaged")
     reason = f"attempt {participant.attempt} was never voted for: its restage ended before"
     return Promotion(Outcome.FAILED, reason, Hindrance.LOST)
+
+
+def _cause(tx: Transaction, ended: Revision, why: str) -> str:
+    """Say why a revision ends: first what failed, or who voted no, then how that came to end it."""
+    known = ended.error
+    if known is None:
+        refused = [p for p in tx.participants(ended.key) if p.vote is False]
+        known = "; ".join(f"{p.name}: {p.reason or 'voted no'}" for p in refused)
+    return f"{known}; {why}" if known and known not in why else why
 
 
 def _decided(revision: Revision, participant: Participant) -> Json:

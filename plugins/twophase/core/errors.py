@@ -5,9 +5,18 @@ Messages are one line, lower case: what, which, expected and found, remedy.
 
 from __future__ import annotations
 
+#: As much of a failure as the record keeps.
+_LONGEST = 900
+
 
 class TwophaseError(Exception):
     """Base of every error Twophase raises on purpose."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Say what went wrong as the record keeps it: the type, and one line."""
+    line = " ".join(str(error).split())
+    return f"{type(error).__name__}: {line}"[:_LONGEST] if line else type(error).__name__
 
 
 # --- try again -------------------------------------------------------------------------------------------------------

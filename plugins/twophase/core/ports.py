@@ -154,6 +154,14 @@ class Transaction(Protocol):
         """Hold the pipeline's row until the end: one begin or commit point at a time."""
         ...
 
+    def begun(self, pipeline: str, slot: str | None) -> None:
+        """Forget that a slot could not begin; the pipeline must be locked."""
+        ...
+
+    def not_begun(self, pipeline: str, slot: str | None, run: Run | None, why: str, *, failed: bool) -> None:
+        """Keep why a run could not begin: it failed, or waits for its input; of no pipeline that is not entered yet."""
+        ...
+
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
         """Return the revision that stands for the slot's checkpoint, or the last one; None: nothing to go on with."""
         ...
@@ -258,6 +266,10 @@ class Transaction(Protocol):
 
     def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
         """Flag a COMMITTING revision as one that needs a person, and keep what stands in the way of each sink."""
+        ...
+
+    def fail(self, key: Key, *, epoch: int, run: Run | None, why: str) -> bool:
+        """Keep the last failure of an undecided revision that is still this run's, at this epoch; False: it is not."""
         ...
 
     def note(self, key: Key, action: str, why: str = "") -> None:

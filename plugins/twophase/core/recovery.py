@@ -30,6 +30,8 @@ class RollForward:
 class RollBack:
     """Abort it and discard what it staged."""
 
+    why: str = "its run ended before the commit point"
+
 
 @dataclass(frozen=True)
 class Leave:
@@ -49,8 +51,8 @@ class Park:
 Decision = RollForward | RollBack | Leave | Park
 
 
-def decide(revision: Revision, *, run_ended: bool | None = None) -> Decision:
-    """Say what becomes of a revision that nobody may be working on; of its run None says that nobody knows."""
+def decide(revision: Revision, *, run_ended: str | bool | None = None) -> Decision:
+    """Say what becomes of a revision that nobody may be working on; `run_ended` may say how, None: nobody knows."""
     match revision.state:
         case State.COMMITTED | State.SUPERSEDED | State.ABORTED:
             return Leave(f"it is {revision.state.lower()}")
@@ -61,7 +63,7 @@ def decide(revision: Revision, *, run_ended: bool | None = None) -> Decision:
         case State.ABORTING:
             return RollBack()
         case State.OPEN | State.PRECOMMITTED if run_ended:
-            return RollBack()
+            return RollBack(run_ended) if isinstance(run_ended, str) else RollBack()
         case State.OPEN | State.PRECOMMITTED:
             return Leave(f"it waits for run {revision.run}")
 
@@ -99,8 +101,8 @@ def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -
                 coordinator.finish(revision.key)
             case RollBack() if revision.state is State.ABORTING:
                 coordinator.finish_abort(revision)
-            case RollBack():
-                coordinator.abort(revision, "recovery: its run ended before the commit point", unleased=True)
+            case RollBack(why):
+                coordinator.abort(revision, f"recovery: {why}", unleased=True)
             case Leave() | Park():
                 pass
     except Parked as error:

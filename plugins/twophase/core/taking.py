@@ -164,6 +164,7 @@ class Taking:
         again = self._go_on(tx, slot, ended)
         if again is not None:
             return again
+        tx.begun(self.pipeline, slot)  # undone with all the rest, should a source refuse
         newest = tx.newest(self.pipeline, slot)
         if newest is not None and newest.state not in DECIDED:
             # Aborted: the input stays the checkpoint's and is taken again under the same id.
