@@ -80,7 +80,8 @@ class Case:
         jobs = airflow.home / "spark_jobs"
         jobs.mkdir(exist_ok=True)
         shutil.copy(JOBS / "gated.py", jobs)
-        folder = ', slot_folder="dt={start:%Y-%m-%d}"' if interval else ""
+        zone = more if "timezone=" in more else ""
+        folder = f', slot_folder="dt={{start:%Y-%m-%d}}"{zone}' if interval else ""
         self.source = DAG.format(
             name=self.name,
             source=(INTERVAL if interval else LANDING).format(name=self.name, more=more),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.errors import (
     ConfigError,
     Fenced,
@@ -424,6 +425,15 @@ class MemoryTransaction:
                 self._put("input_file", (pipeline, source, file.path, checkpoint_id), {"file": file, "gone": False})
         return checkpoint_id
 
+    def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
+        raise NotImplementedError  # nothing here has slots
+
+    def unclaimed(self, pipeline: str) -> list[tuple[int, str]]:
+        raise NotImplementedError  # nothing here has slots
+
+    def claim_earlier(self, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
+        raise NotImplementedError  # nothing here has slots
+
     def _owners(self, pipeline: str, source: str, path: str) -> Iterator[InputFile]:
         for key, row in self._rows("input_file").items():
             if key[:3] == (pipeline, source, path) and not row["gone"]:
@@ -666,6 +676,9 @@ class MemorySink:
         if older is not None:
             place["replaces"] = [older.key.revision, older.attempt, older.manifest["digest"]]
         return place
+
+    def claim(self, slot: str) -> Claim | None:
+        raise NotImplementedError  # nothing here has slots
 
     def adopt(self, key: Key, slot: str) -> Output | None:
         return None
@@ -970,6 +983,9 @@ class MemorySource:
         position = progress.position()
         starts = {partition: position.get(partition, 0) for partition in found}
         return Input(ranges={p: (start, max(start, min(found[p], start + self.limit))) for p, start in starts.items()})
+
+    def claim(self, slot: str) -> Claim | None:
+        raise NotImplementedError  # nothing here has slots
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
         raise AssertionError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.errors import ConfigError, TwophaseError
-from twophase.core.slots import Slot, between, duration, moment
+from twophase.core.slots import Slot, between, duration, length_of, moment
 from twophase.maintenance import load
 from twophase.running import Runner
 from twophase.staging import Stager
@@ -127,7 +127,11 @@ class Backfill:
         return [Item(name, None, slot.text) for slot in self._slots()]
 
     def _slots(self) -> Iterable[Slot]:
-        first, last = moment(str(self.selection.start), "from"), moment(str(self.selection.end), "to")
+        zone = self.pipeline.zone
+        first, last = (
+            moment(str(found), what, zone)
+            for found, what in ((self.selection.start, "from"), (self.selection.end, "to"))
+        )
         if first > last:
             msg = f"from {self.selection.start} to {self.selection.end}: expected the first one first"
             raise ConfigError(msg)
@@ -137,9 +141,8 @@ class Backfill:
 
         with self.record.engine.connect() as connection:
             text = backfills.last_slot(connection, self.pipeline.name)
-        known = Slot.parse(text) if text else None
-        length = known.end - known.start if known and known.start and known.end else duration("1d", "every")
-        return between(first, last, length)
+        known = length_of(Slot.parse(text, zone)) if text else None
+        return between(first, last, known or duration("1d", "every"))
 
     def run(self, *, parallel: int = 1) -> Iterator[Done]:
         """Do what is not done yet, some at a time; yield each as it ends. What fails does not stop the others.

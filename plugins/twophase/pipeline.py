@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import tzinfo
 from pathlib import PurePath
 from typing import Any
 
 from twophase.audits import Audit
+from twophase.core import slots
 from twophase.core.errors import ConfigError
 from twophase.core.retention import Retention
 from twophase.sinks.base import Sink
@@ -79,6 +81,12 @@ class Pipeline:
         return any(source.slotted for source in self.reads.values())
 
     @property
+    def zone(self) -> tzinfo:
+        """Return the time zone whose clock its slots go by: that of its reads."""
+        named = [source.timezone for source in self.reads.values() if source.timezone]
+        return slots.zone(named[0] if named else None, f"pipeline {self.name!r}")
+
+    @property
     def sinks(self) -> dict[str, Sink]:
         """Return its writes, and the side tables that its reads put bad records into."""
         side = {quarantine_of(name): source.quarantine() for name, source in self.reads.items()}
@@ -110,6 +118,24 @@ class Pipeline:
         for name, sink in self.writes.items():
             if sink.slotted and not self.slotted:
                 msg = f"pipeline {self.name!r}: write {name!r} has places for slots, but no read goes by intervals"
+                raise ConfigError(msg)
+        self._check_zones()
+
+    def _check_zones(self) -> None:
+        """Refuse a time zone that is said for one part and forgotten for another: their days would not be the same."""
+        reads = {f"read {name!r}": source.timezone for name, source in self.reads.items() if source.zoned}
+        writes = {f"write {name!r}": sink.timezone for name, sink in self.writes.items() if sink.zoned}
+        said = {part: zone for part, zone in {**reads, **writes}.items() if zone}
+        if len(set(filter(None, reads.values()))) > 1:
+            msg = f"pipeline {self.name!r}: its reads go by several time zones; expected one, found {said}"
+            raise ConfigError(msg)
+        for part, zone in {**reads, **writes}.items():
+            if said and zone is None:
+                other, there = next(iter(said.items()))
+                msg = (
+                    f"pipeline {self.name!r}: {part} says no timezone and {other} goes by {there!r}; say it for both,"
+                    " 'UTC' if that is meant"
+                )
                 raise ConfigError(msg)
 
     def _check_audits(self) -> None:
@@ -189,9 +215,9 @@ class Pipeline:
         new = self.declaration()
         problems = []
         place = ("path", "table", "catalog", "committer", "idempotent")
-        kept = ("class", "format", "partition_by", "slot_folder", "slot_column")
+        kept = ("class", "format", "timezone", "partition_by", "slot_folder", "slot_column")
         for what, fixed, while_pending in (
-            ("reads", ("class", "format"), place),
+            ("reads", ("class", "format", "timezone"), place),
             ("writes", kept, (*place, "mode", "key", "attach")),
         ):
             one = what[:-1]

@@ -176,7 +176,7 @@ class Runner:
         if slot is not None and not self.pipeline.slotted:
             msg = f"{which}: slot {slot!r}: none of its reads goes by intervals"
             raise ConfigError(msg)
-        return None if slot is None else Slot.parse(slot).text
+        return None if slot is None else Slot.parse(slot, self.pipeline.zone).text
 
     def _take_through(self, take: Callable[[], Revision | None]) -> Revision | None:
         """Take what there is to take, and bring it to its commit."""

@@ -249,6 +249,31 @@ def test_a_partitioned_timetable_gives_each_run_its_key(airflow: AirflowServer) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("timetable", ["CronDataIntervalTimetable", "CronPartitionTimetable"])
+def test_days_of_a_zone_read_and_write_their_own_folders_where_the_clock_is_changed(
+    airflow: AirflowServer, timetable: str
+) -> None:
+    """On 29 March 2026 a day has 23 hours in Berlin, and begins in UTC the day before."""
+    berlin = ', timezone="Europe/Berlin"'
+    case = Case(
+        airflow,
+        interval=True,
+        before=f"from airflow.sdk import {timetable}",
+        arguments=f'schedule={timetable}("0 0 * * *"{berlin}), start_date=datetime(2026, 3, 1), catchup=False',
+        more=berlin,
+    )
+    days = [f"2026-03-{day}" for day in (28, 29, 30)]
+    for number, day in enumerate(days):
+        case.land(number, day=day)
+
+    backfill(case, days[0], days[-1], from_date=f"{days[0]}T00:00:00+01:00", to_date=f"{days[-1]}T00:00:00+02:00")
+
+    assert case.rows() == [0, 1, 2]
+    table = airflow.home / "data" / "lake" / case.name
+    assert sorted(path.name for path in table.iterdir()) == [f"dt={day}" for day in days]
+
+
+@pytest.mark.slow
 def test_a_task_group_sits_in_anybodys_dag(airflow: AirflowServer) -> None:
     case = Case(airflow)
     group = f"""

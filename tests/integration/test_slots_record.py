@@ -21,6 +21,7 @@ from twophase.committer import backfills, queries, retention
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.claims import Claim
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Busy, ConfigError, IllegalTransition, StoreUnavailable
 from twophase.core.ports import Committed, Outcome, Progress, Promotion
@@ -452,6 +453,9 @@ class Day:
     def __init__(self) -> None:
         self.looks = 0
 
+    def claim(self, slot: str) -> Claim | None:
+        return None
+
     def discover(self, slot: str | None = None) -> list[InputFile]:
         self.looks += 1
         return [InputFile(f"{slot}/{self.looks}.json", 1, self.looks)]
@@ -475,6 +479,9 @@ class Nowhere:
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:
         return {"replaces": None if older is None else older.key.revision}
+
+    def claim(self, slot: str) -> Claim | None:
+        return None
 
     def adopt(self, key: Key, slot: str) -> Output | None:
         return None

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from zoneinfo import ZoneInfo
 
 import psutil
 import pyarrow as pa
@@ -23,6 +24,7 @@ from twophase import sinks
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, Json, Key
 from twophase.core.errors import AttemptFailed, BadRecord, ConfigError, InputChanged, SchemaChanged
+from twophase.core.slots import Slot, between
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval, Lookup
 from twophase.spark.plan import Plan
@@ -249,6 +251,29 @@ def test_a_date_is_its_midnight_and_a_time_without_zone_is_utc(
     found = source.read(spark, everything(source, slot), slot).collect()
 
     assert {row["day"].day for row in found} == days
+
+
+@pytest.mark.usefixtures("far_away")
+def test_every_row_is_in_one_interval_of_a_zone_also_in_the_hour_that_comes_twice(
+    spark: SparkSession, landing: Path
+) -> None:
+    """A date is a midnight there, and a time without zone is what the clock shows there."""
+    clock = [f"2026-10-25 {half // 2:02d}:{half % 2 * 30:02d}:00" for half in range(48)]
+    put(landing, "a.csv", "at,shown,day\n" + "\n".join(f"{time},{time},2026-10-25" for time in clock))
+    schema = "at timestamp, shown timestamp_ntz, day date"
+    berlin = ZoneInfo("Europe/Berlin")
+    first, last = (datetime(2026, 10, day, tzinfo=berlin) for day in (25, 26))
+    halves = between(first, last, timedelta(minutes=30))
+    whole, morning = (Slot.parse(f"2026-10-25/{end}", berlin) for end in ("2026-10-26", "2026-10-25T12"))
+    slots = [whole, *list(halves)[4:8], morning]
+
+    found = {}
+    for column in ("at", "shown", "day"):
+        source = Interval("landing", "csv", column=column, schema=schema, timezone="Europe/Berlin")
+        fixed = everything(source, slots[0].text)
+        found[column] = [source.read(spark, fixed, slot.text).count() for slot in slots]
+
+    assert found == {"at": [48, 1, 1, 0, 0, 24], "shown": [48, 1, 1, 0, 0, 24], "day": [48, 0, 0, 0, 0, 48]}
 
 
 def test_an_interval_column_that_is_no_time_is_named(spark: SparkSession, landing: Path) -> None:

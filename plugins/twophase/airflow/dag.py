@@ -153,7 +153,7 @@ class TwophaseDag(DAG):
 def _timetable(pipeline: Pipeline, schedule: Any) -> Any:
     """Return a schedule whose runs have data intervals, where the pipeline needs them."""
     if pipeline.slotted and isinstance(schedule, str) and schedule not in _NO_CRON:
-        return CronDataIntervalTimetable(schedule, timezone="UTC")
+        return CronDataIntervalTimetable(schedule, timezone=str(pipeline.zone))
     return schedule
 
 

@@ -86,7 +86,7 @@ def slot_of(context: Context, pipeline: Pipeline) -> str | None:
         return None
     found: str | None = given or context.get("partition_key")
     if found:
-        return Slot.parse(found).text
+        return Slot.parse(found, pipeline.zone).text
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or start >= end:
         msg = (

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from twophase.committer import claims as slot_claims
 from twophase.committer import queries
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Output
+from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
 from twophase.core.ports import Committed
 from twophase.core.states import State
@@ -40,6 +42,18 @@ class Inputs:
         )
         self._copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
         return checkpoint_id
+
+    def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
+        """Give a checkpoint what its slot comes to; return who has a part of that already."""
+        return slot_claims.claim(self.connection, pipeline, checkpoint_id, claims)
+
+    def unclaimed(self, pipeline: str) -> list[tuple[int, str]]:
+        """Return the checkpoints with slots that began before there were claims."""
+        return slot_claims.unclaimed(self.connection, pipeline)
+
+    def claim_earlier(self, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
+        """Give those what their slots come to."""
+        slot_claims.claim_earlier(self.connection, pipeline, claims)
 
     def fix_inputs(self, key: Key, inputs: Mapping[str, Input]) -> None:
         """Keep what this revision alone reads: its interval's files, the revisions of another pipeline."""

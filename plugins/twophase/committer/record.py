@@ -35,6 +35,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 
 from twophase.committer import backfills
+from twophase.committer import claims as slot_claims
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
@@ -559,5 +560,6 @@ class PostgresTransaction(Inputs):
             self.connection.execute(delete(t.input_file).where(claims))
             over = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.failed
             self.connection.execute(update(t.revision).where(over).values(failed=False))
+            slot_claims.free(self.connection, pipeline, checkpoint_id)
             self.note(Key(pipeline, checkpoint_id, max(found)), "released", why)
         return True

@@ -22,7 +22,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, TSTZRANGE, ExcludeConstraint
 
 SCHEMA = "twophase"
 
@@ -56,6 +56,8 @@ pipeline = Table(
     Column("next_commit_seq", BigInteger, nullable=False, server_default=text("1")),
     _now("created_at"),
     _now("updated_at"),
+    #: Whether the slots that began before there were claims have theirs.
+    Column("claimed", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("name ~ '^[a-z][a-z0-9_]*$'", name="name"),
     CheckConstraint("next_checkpoint_id > 0 AND next_commit_seq > 0", name="ids"),
 )
@@ -104,6 +106,29 @@ checkpoint = Table(
     ),
     # the last checkpoint of an ordered pipeline, however many slots there are
     Index("checkpoint_without_slot", "pipeline", "checkpoint_id", postgresql_where=text("slot IS NULL")),
+)
+
+#: What is the same for claims on one place: a range of one number, for GiST by itself compares no texts.
+_PLACE_HASH = "hashtextextended((pipeline || '/' || part || '/' || place), 0)"
+CLAIM_KEY = f"int8range({_PLACE_HASH}, {_PLACE_HASH}, '[]')"
+
+#: What a slot has for its own: where its reads and writes come to.
+claim = Table(
+    "claim",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("part", Text, primary_key=True),
+    Column("place", Text, primary_key=True),
+    #: Which times of the place; without bounds all of it.
+    Column("span", TSTZRANGE, primary_key=True),
+    #: Two checkpoints had it before there were claims.
+    Column("shared", Boolean, nullable=False, server_default=text("false")),
+    ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
+    # prevents two slots from reading or writing the same
+    ExcludeConstraint(
+        (text(CLAIM_KEY), "&&"), ("span", "&&"), where=text("NOT shared"), using="gist", name="claim_one_owner"
+    ),
 )
 
 input_file = Table(

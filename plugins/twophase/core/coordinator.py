@@ -28,6 +28,7 @@ from functools import partial
 from typing import TypeVar
 
 from twophase.core.checkpoint import InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.claims import Claim
 from twophase.core.errors import (
     ConfigError,
     Fenced,
@@ -116,6 +117,13 @@ class Coordinator:
         With `checkpoint_id` or `reprocess` what is committed gets another revision.
         """
         return Taking(self, run, kind).take(slot, checkpoint_id, reprocess=reprocess)
+
+    def claims(self, slot: str) -> dict[str, Claim]:
+        """Return what a slot has for its own: where each read and each write of it comes to."""
+        parts = [("read", name, source.claim) for name, source in self.sources.items()]
+        parts += [("write", name, sink.claim) for name, sink in self.sinks.items()]
+        found = {f"{kind} {name}": claim(slot) for kind, name, claim in parts}
+        return {part: claim for part, claim in found.items() if claim is not None}
 
     # --- attempt and votes -------------------------------------------------------------------------------------------
 

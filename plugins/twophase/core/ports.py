@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
 
@@ -68,6 +69,10 @@ class Sink(Protocol):
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:
         """Name a staging place private to this attempt, and what its promotion replaces; touches nothing."""
+        ...
+
+    def claim(self, slot: str) -> Claim | None:
+        """Return what a slot alone may write here; None: slots do not meet in it. Looks at nothing."""
         ...
 
     def adopt(self, key: Key, slot: str) -> Output | None:
@@ -129,6 +134,10 @@ class Source(Protocol):
     @property
     def settles(self) -> bool:
         """Say whether there is anything to do with input files after COMMITTED."""
+        ...
+
+    def claim(self, slot: str) -> Claim | None:
+        """Return what a slot alone may read here; None: slots may read the same. Looks at nothing."""
         ...
 
     def discover(self, slot: str | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
@@ -215,6 +224,18 @@ class Transaction(Protocol):
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
         """Add the next checkpoint, its fixed input and its claims; return its number."""
+        ...
+
+    def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
+        """Give a checkpoint what its slot comes to, under the pipeline's lock; return who has a part of it already."""
+        ...
+
+    def unclaimed(self, pipeline: str) -> list[tuple[int, str]]:
+        """Return the checkpoints with slots that began before there were claims; none once they have theirs."""
+        ...
+
+    def claim_earlier(self, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
+        """Give those theirs; what two of them come to the second one shares."""
         ...
 
     def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:

@@ -2,6 +2,9 @@
 
 An interval is `start/end` in ISO 8601, in UTC: `2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00`.
 Anything else is a partition key; one that is itself a date or a time also has a start.
+
+A pipeline may go by the clock of a time zone. Then its slots are read as times there, where nothing else is said, and
+fill patterns as times there. The text stays in UTC, so a slot is one slot in every zone.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import re
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
 
 from twophase.core.errors import ConfigError
 
@@ -32,16 +36,16 @@ class Slot:
     end: datetime | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Slot:
-        """Read a slot; two spellings of one interval are one slot."""
+    def parse(cls, text: str, zone: tzinfo = UTC) -> Slot:
+        """Read a slot; two spellings of one interval are one slot. Its times are those of a zone."""
         first, slash, second = text.partition("/")
         if not slash:
             if not text or len(text) > _LONGEST or _UNSAFE.search(text):
                 msg = f"slot {text!r}: expected `start/end` in ISO 8601, or a partition key that can be a folder's name"
                 raise ConfigError(msg)
-            return cls(text, start=_moment(text))
-        start, end = _moment(first), _moment(second)
-        if start is None or end is None or start >= end:
+            return cls(text, start=_moment(text, zone))
+        start, end = _moment(first, zone), _moment(second, zone)
+        if start is None or end is None or start.astimezone(UTC) >= end.astimezone(UTC):
             msg = f"slot {text!r}: expected `start/end` in ISO 8601, the start before the end"
             raise ConfigError(msg)
         return cls.between(start, end)
@@ -49,8 +53,7 @@ class Slot:
     @classmethod
     def between(cls, start: datetime, end: datetime) -> Slot:
         """Return the slot of an interval."""
-        start, end = start.astimezone(UTC), end.astimezone(UTC)
-        return cls(f"{start.isoformat()}/{end.isoformat()}", start, end)
+        return cls(f"{start.astimezone(UTC).isoformat()}/{end.astimezone(UTC).isoformat()}", start, end)
 
     def format(self, pattern: str) -> str:
         """Fill a pattern such as `dt={start:%Y-%m-%d}`."""
@@ -77,12 +80,47 @@ def fields(pattern: str) -> list[str]:
     return found
 
 
+def zone(name: str | None, who: str) -> tzinfo:
+    """Return a time zone by its name; UTC if none is said."""
+    if name is None:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError, ValueError, TypeError) as error:  # not found, a folder of names, no name at all
+        msg = (
+            f"{who}: timezone={name!r}: expected the name of a time zone that is known here, such as 'Europe/Berlin'"
+            " (the package tzdata brings them all)"
+        )
+        raise ConfigError(msg) from error
+
+
 def between(first: datetime, last: datetime, length: timedelta) -> Iterator[Slot]:
-    """Yield the intervals of one length whose starts are from `first` to `last`, the last included."""
+    """Yield the intervals of one length whose starts are from `first` to `last`, the last included.
+
+    Whole days are those of the zone that `first` is in, of which two in a year may have 23 or 25 hours.
+    """
+    days = length % timedelta(days=1) == timedelta(0)
     start = first
-    while start <= last:
-        yield Slot.between(start, start + length)
-        start += length
+    while start.astimezone(UTC) <= last.astimezone(UTC):
+        # Python adds to what the clock shows, which is right for days and wrong for hours.
+        end = start + length if days else (start.astimezone(UTC) + length).astimezone(first.tzinfo)
+        yield Slot.between(start, end)
+        start = end
+
+
+def length_of(slot: Slot) -> timedelta | None:
+    """Return how long an interval is; one of whole days in its zone in days. None: it is a partition key."""
+    if slot.start is None or slot.end is None:
+        return None
+    shown = slot.end.replace(tzinfo=None) - slot.start.replace(tzinfo=None)
+    return shown if shown and not shown % timedelta(days=1) else slot.end.astimezone(UTC) - slot.start.astimezone(UTC)
+
+
+def midnight(moment: datetime) -> date:
+    """Return the day that begins at a moment, in its zone; if none does, the next one that begins."""
+    day = moment.date()
+    begins = datetime(day.year, day.month, day.day, tzinfo=moment.tzinfo)
+    return day if begins.astimezone(UTC) == moment.astimezone(UTC) else day + timedelta(days=1)
 
 
 def duration(text: str, what: str) -> timedelta:
@@ -94,18 +132,18 @@ def duration(text: str, what: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def moment(text: str, what: str) -> datetime:
-    """Read a date or a time in ISO 8601; without a zone it is UTC."""
-    found = _moment(text)
+def moment(text: str, what: str, zone: tzinfo = UTC) -> datetime:
+    """Read a date or a time in ISO 8601; where it says no zone, it is one of this."""
+    found = _moment(text, zone)
     if found is None:
         msg = f"{what} {text!r}: expected a date or a time in ISO 8601"
         raise ConfigError(msg)
     return found
 
 
-def _moment(text: str) -> datetime | None:
+def _moment(text: str, zone: tzinfo) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return found.replace(tzinfo=zone) if found.tzinfo is None else found.astimezone(zone)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Input, InputFile, Key, Revision, Run
+from twophase.core.claims import refusal
 from twophase.core.errors import Busy, ConfigError, PromotionPending
 from twophase.core.failpoints import hit
 from twophase.core.recovery import recover
@@ -188,11 +189,22 @@ class Taking:
 
     def _add_revision(self, tx: Transaction, checkpoint_id: int, inputs: Mapping[str, Input]) -> Revision:
         taken = tx.add_revision(self.pipeline, checkpoint_id, self.kind, self.run, self.coordinator.lease)
+        if taken.slot is not None:
+            self._claim(tx, checkpoint_id, taken.slot)
         anew = {name: fixed for name, fixed in inputs.items() if self._anew(name)}
         if anew:
             tx.fix_inputs(taken.key, anew)
         hit("begin.inside")
         return taken
+
+    def _claim(self, tx: Transaction, checkpoint_id: int, slot: str) -> None:
+        """Make the slot's places its own, those of slots that began before there were claims first."""
+        earlier = tx.unclaimed(self.pipeline)
+        if earlier:
+            tx.claim_earlier(self.pipeline, [(number, self.coordinator.claims(one)) for number, one in earlier])
+        holder = tx.claim(self.pipeline, checkpoint_id, self.coordinator.claims(slot))
+        if holder is not None:
+            raise ConfigError(refusal(self.pipeline, slot, holder))
 
     def _fix(
         self, tx: Transaction, found: Found, ranges: Mapping[str, Mapping[str, tuple[int, int]]]

@@ -43,6 +43,7 @@ from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Json, Key, Output
+    from twophase.core.claims import Claim
     from twophase.core.ports import Promotion
     from twophase.sinks.rowsets import RowSet
 
@@ -73,6 +74,9 @@ class Sink(Declared):
     copies = True
     #: Whether its promotions have to follow each other by commit_seq, replacements included (R12).
     ordered = False
+    #: Whether the places of its slots go by a clock, and by that of which time zone; None: UTC's.
+    zoned: bool = False
+    timezone: str | None = None
 
     @property
     def slotted(self) -> bool:
@@ -108,6 +112,10 @@ class Sink(Declared):
 
     def prepare(self, slot: str | None = None) -> None:
         """Check, before anything is recorded, that this sink can be written to; create what must exist."""
+
+    def claim(self, slot: str) -> Claim | None:  # noqa: ARG002 - for sinks where slots have places of their own
+        """Return what a slot alone may write; None: slots do not meet in it. Looks at nothing."""
+        return None
 
     def adopt(self, key: Key, slot: str) -> Output | None:  # noqa: ARG002 - for sinks that can
         """Describe what is in the slot's place though nobody recorded it, and mark it; None: there is nothing."""

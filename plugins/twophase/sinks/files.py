@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from twophase.core import slots
 from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest
@@ -44,18 +45,21 @@ class Files(Sink):
         partition_by: Iterable[str] = (),
         options: Json | None = None,
         slot_folder: str | None = None,
+        timezone: str | None = None,
         adopt: bool = False,
     ) -> None:
         """Declare a table at a path; `options` go to Spark's writer.
 
-        With `slot_folder`, such as `dt={start:%Y-%m-%d}`, an interval owns one folder of a Hive-style table. One that
-        is there already and is not ours is an error, unless `adopt` lets it be revision 0 of its slot.
+        With `slot_folder`, such as `dt={start:%Y-%m-%d}`, an interval owns one folder of a Hive-style table; its times
+        are those of `timezone`, such as `Europe/Berlin`, or of UTC. A folder that is there already and is not ours is
+        an error, unless `adopt` lets it be revision 0 of its slot.
         """
         self.path = str(path)
         self.format = format
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
         self.slot_folder = slot_folder
+        self.timezone = timezone
         self.adopts = adopt
         self._check_arguments()
 
@@ -74,7 +78,12 @@ class Files(Sink):
             if self.adopts:
                 msg = f"sinks.Files {self.path!r}: adopt=True is for slot folders; declare slot_folder="
                 raise ConfigError(msg)
+            if self.timezone is not None:
+                msg = f"sinks.Files {self.path!r}: timezone={self.timezone!r} is for slot folders; declare slot_folder="
+                raise ConfigError(msg)
             return
+        slots.zone(self.timezone, f"sinks.Files {self.path!r}")
+        self.zoned = bool({"start", "end"} & set(slots.fields(self.slot_folder)))
         parts = self.slot_folder.split("/")
         if not slots.fields(self.slot_folder) or any(part in {"", ".", ".."} for part in parts):
             msg = (
@@ -91,6 +100,7 @@ class Files(Sink):
             "partition_by": self.partition_by,
             "options": self.options,
             "slot_folder": self.slot_folder,
+            **({"timezone": self.timezone} if self.timezone else {}),
             "adopt": self.adopts,
         }
 
@@ -141,11 +151,17 @@ class Files(Sink):
         if slot is None:
             msg = f"sinks.Files {self.path!r}: it has slot folders; run it with a slot"
             raise ConfigError(msg)
-        name = Slot.parse(slot).format(self.slot_folder)
+        zone = slots.zone(self.timezone, f"sinks.Files {self.path!r}")
+        name = Slot.parse(slot, zone).format(self.slot_folder)
         if any(part in {"", ".", ".."} for part in name.split("/")) or name.count("/") != self.slot_folder.count("/"):
             msg = f"sinks.Files {self.path!r}: slot {slot!r} gives the folder {name!r}, which is no name of one"
             raise ConfigError(msg)
         return name
+
+    def claim(self, slot: str) -> Claim | None:
+        """Return the slot's folder."""
+        name = self._folder(slot)
+        return None if name is None else Claim(name)
 
     def _foreign(self, slot: str) -> Path | None:
         """Return a slot's folder if it is there and nobody of us made it or took it in."""
@@ -271,7 +287,10 @@ class Files(Sink):
         promoter = Promoter(key, handle, manifest)
         place, marker = promoter.place, promoter.marker
         if refusal := promoter.refusal():
-            msg = f"checkpoint {key}: {refusal}; it is not in this record, move it away"
+            msg = (
+                f"checkpoint {key}: {refusal}; leave it there if `twophase verify {key.pipeline}` does not name it:"
+                " then it is committed. Only what no record knows may be moved away"
+            )
             raise ManifestMismatch(msg)
         if not (place.staged / str(marker)).exists():
             msg = f"checkpoint {key}: staged folder {place.staged} has no marker {marker}; stage it again"

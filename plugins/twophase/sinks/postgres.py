@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Schema
 from twophase.core.ports import Promotion
+from twophase.core.slots import Slot
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.pg import database, fitting, promoting, slots, staging
 from twophase.sinks.pg.acceptance import Acceptance
@@ -109,6 +111,10 @@ class Postgres(Sink):
     def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - its place is its name
         """Hear whether the pipeline goes by slots: then `replace` means the slot's rows."""
         self._by_slots = slotted
+
+    def claim(self, slot: str) -> Claim | None:
+        """Return the rows that a column says are the slot's."""
+        return None if self.slot_column is None else SlotRows(self.slot_column, Slot.parse(slot)).claim
 
     @property
     def slotted(self) -> bool:

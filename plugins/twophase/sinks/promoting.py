@@ -56,9 +56,17 @@ class Promoter:
         found = markers(visible)
         if any(marker.digest in self.place.earlier for marker in found):
             return None  # what was voted for before a restage turned up, and counts (R10)
-        holder = f"the marker {found[0]}" if found else "no marker"
+        holder = f"the marker {found[0]}{self._whose(found[0])}" if found else "no marker"
         expected = f"the marker {self.place.replaces}" if self.place.replaces else "nothing"
         return f"folder {visible} is there already, expected {expected}, found {holder}"
+
+    def _whose(self, marker: Marker) -> str:
+        """Say which checkpoint's marker this is, if its manifest is still beside the table."""
+        named = f"*.r{marker.revision}.a{marker.attempt}.json"
+        for path in (self.place.side / "manifests").glob(named):
+            if disk.digest(path.read_bytes()) == marker.digest:
+                return f" of checkpoint {int(path.name.partition('.')[0])}"
+        return ""
 
     def _is_replaced(self, folder: Path) -> bool:
         """Say whether a folder holds the revision that this one takes the place of."""

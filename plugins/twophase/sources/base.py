@@ -16,6 +16,7 @@ from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Input, InputFile
+    from twophase.core.claims import Claim
     from twophase.core.ports import Progress
     from twophase.sinks.base import Sink
 
@@ -35,6 +36,9 @@ class Source(Declared):
 
     #: Goes by slots: begin is told which one.
     slotted: bool = False
+    #: Whether its slots go by a clock, and by that of which time zone; None: UTC's.
+    zoned: bool = False
+    timezone: str | None = None
     #: Each revision fixes its own input anew; otherwise the checkpoint's input is for ever.
     per_revision: bool = False
     #: A lookup table: no checkpoint fixes it, and it brings no input of its own.
@@ -43,6 +47,10 @@ class Source(Declared):
     def folders(self) -> tuple[str, ...]:
         """Return the folders that are this source's own: nothing may be written into them."""
         return ()
+
+    def claim(self, slot: str) -> Claim | None:  # noqa: ARG002 - for sources that go by slots
+        """Return what a slot alone may read; None: slots may read the same. Looks at nothing."""
+        return None
 
     def prepare(self) -> None:
         """Check, before anything is recorded, that this source can be read."""

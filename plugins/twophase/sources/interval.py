@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from twophase.core import slots
 from twophase.core.checkpoint import Input, InputFile, Json
+from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, InputMissing, NotYet, SinkUnavailable
 from twophase.core.ports import Progress
 from twophase.core.slots import Slot
@@ -53,6 +54,7 @@ class Interval(FixedFiles):
         format: str,  # noqa: A002 - the word that Spark's readers use
         *,
         column: str | None = None,
+        timezone: str | None = None,
         catalog: str | Mapping[str, str] | None = None,
         conn_id: str | None = None,
         schema: str | None = None,
@@ -64,7 +66,8 @@ class Interval(FixedFiles):
     ) -> None:
         """Declare the folder, with `{start:…}`, `{end:…}` or `{key}` in it, or the column that has the time.
 
-        Rows with start <= column < end are read, as times in UTC. `on_missing` says what it means that there is no
+        Rows with start <= column < end are read. Folders, dates, and times that have no zone go by the clock of
+        `timezone`, such as `Europe/Berlin`; without, by UTC. `on_missing` says what it means that there is no
         file: an error, to wait for it, or an interval without records.
 
         `format` may be `delta`, with the table's folder, or `iceberg`, with its name, and `catalog` as `sinks.Iceberg`
@@ -74,6 +77,8 @@ class Interval(FixedFiles):
         self.table_format = format if format in TABLES else None
         super().__init__(path, "parquet" if self.table_format else format, schema, options, bad)
         self.column = column
+        self.timezone = timezone
+        self._zone = slots.zone(timezone, self.who)
         self.catalog = catalog
         self.conn_id = conn_id
         self.on_missing = on_missing
@@ -81,6 +86,7 @@ class Interval(FixedFiles):
         self._check_table()
         self._check_pattern()
         self._check_column()
+        self.zoned = column is not None or bool({"start", "end"} & set(slots.fields(self.path)))
         if on_missing == "empty" and not schema and format != "text":
             msg = f"{self.who}: on_missing='empty': without files there is no schema to go by; declare schema=…"
             raise ConfigError(msg)
@@ -149,6 +155,7 @@ class Interval(FixedFiles):
             "path": self.path if self.catalog or self.conn_id else f"{self.folder}/{self._pattern}".rstrip("/"),
             "format": self.table_format or self.format,
             "column": self.column,
+            **({"timezone": self.timezone} if self.timezone else {}),
             **({"catalog": self.catalog} if self.catalog else {}),
             **({"conn_id": self.conn_id} if self.conn_id else {}),
             "schema": self.schema,
@@ -216,7 +223,7 @@ class Interval(FixedFiles):
         if slot is None:
             msg = f"{self.who}: it goes by slots, found none; say which one: an interval `start/end`, or a key"
             raise ConfigError(msg)
-        asked = Slot.parse(slot)
+        asked = Slot.parse(slot, self._zone)
         if self.column is not None:
             self._bounds(asked)
         if self.table_format is not None:
@@ -229,6 +236,11 @@ class Interval(FixedFiles):
         there = "none" if where.exists() else "no such folder"
         msg = f"{self.who}: slot {slot}: expected finished files in {where}, found {there}"
         raise self._nothing(msg)
+
+    def claim(self, slot: str) -> Claim:
+        """Return the slot's folder, or the times in it that the column picks."""
+        asked = Slot.parse(slot, self._zone)
+        return Claim(self._below(asked), *(self._bounds(asked) if self.column is not None else ()))
 
     def _nothing(self, msg: str) -> NotYet | InputMissing:
         """Return the error that says that there is nothing (yet)."""
@@ -250,7 +262,7 @@ class Interval(FixedFiles):
         by = [name.lower() for name in found.partition_by]
         if str(self.column).lower() in by:
             at = by.index(str(self.column).lower())
-            first, last = (_midnight(moment).isoformat() for moment in self._bounds(slot))
+            first, last = (slots.midnight(moment).isoformat() for moment in self._bounds(slot))
             found = found._replace(files=[one for one in found.files if first <= (one[1][at] or "") < last])
         return found.fixed(self.who, self.root, self.storage)
 
@@ -306,17 +318,17 @@ class Interval(FixedFiles):
     # --- in Spark ----------------------------------------------------------------------------------------------------
 
     def reader_options(self, paths: Iterable[str]) -> dict[str, Any]:
-        """Read times without a zone as UTC where they decide to which interval a row belongs."""
+        """Read times without a zone as those of ours where they decide to which interval a row belongs."""
         options = super().reader_options(paths)
         if self.column is not None and "timezone" not in {name.lower() for name in options}:
-            options["timeZone"] = "UTC"
+            options["timeZone"] = self.timezone or "UTC"
         return options
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:
         """Return the rows of the slot from exactly these files."""
         if self.column is None:
             return super().read(spark, fixed)
-        bounds = self._bounds(Slot.parse(slot or ""))
+        bounds = self._bounds(Slot.parse(slot or "", self._zone))
         frame = (
             super().read(spark, fixed) if fixed.table is None else self._of_version(spark, fixed, fixed.table, bounds)
         )
@@ -336,7 +348,9 @@ class Interval(FixedFiles):
         given = {name: value(at) for at, name in enumerate(table["partition_by"])}
         column = next(name for name, _ in table["schema"] if name.lower() == str(self.column).lower())
         paths, options = self.paths(fixed), self.reader_options(self.paths(fixed))
-        within = Within(column, *bounds)
+        # By their statistics, files are left out in which no row can be, whatever the zone of the times in them.
+        spare = timedelta(days=1 if self.timezone else 0)
+        within = Within(column, bounds[0] - spare, bounds[1] + spare)
         return cast("DataFrame", self.storage.listed(spark, paths, table["schema"], given, options, within))
 
     def _bounds(self, slot: Slot) -> tuple[datetime, datetime]:
@@ -356,20 +370,16 @@ class Interval(FixedFiles):
             msg = f"{self.who}: column {name!r}: expected a date or a timestamp, found {found}; declare schema=…"
             raise ConfigError(msg)
         column = F.col(f"`{name.replace('`', '``')}`")
+        if kind == "timestamp_ntz" and self.timezone:  # each has one moment, also in an hour that comes twice
+            column = F.convert_timezone(F.lit(self.timezone), F.lit("UTC"), column)
         first, last = (F.expr(_literal(kind, moment)) for moment in (start, end))
         return (column >= first) & (column < last)
 
 
 def _literal(kind: str, moment: datetime) -> str:
-    """Return a moment as SQL, whatever the session's time zone; a date is its midnight in UTC."""
+    """Return a moment as SQL, whatever the session's time zone; a date is its midnight in the moment's own."""
     if kind == "date":
-        return f"DATE '{_midnight(moment).isoformat()}'"
+        return f"DATE '{slots.midnight(moment).isoformat()}'"
     if kind == "timestamp_ntz":
-        return f"TIMESTAMP_NTZ '{moment.replace(tzinfo=None).isoformat()}'"
+        return f"TIMESTAMP_NTZ '{moment.astimezone(UTC).replace(tzinfo=None).isoformat()}'"
     return f"TIMESTAMP_LTZ '{moment.isoformat()}'"
-
-
-def _midnight(moment: datetime) -> date:
-    """Return the day of a midnight in UTC; of any other moment the next one: its day has begun before."""
-    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
-    return (midnight if midnight == moment else midnight + timedelta(days=1)).date()

@@ -12,6 +12,7 @@ from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.checkpoint import Json, Key
+from twophase.core.claims import Claim
 from twophase.core.errors import BadValue, ConfigError
 from twophase.core.slots import Slot
 from twophase.sinks.pg import history, staging
@@ -57,6 +58,12 @@ class SlotRows(NamedTuple):
 
         kind = (staging.columns_of(cursor, table) or {}).get(self.column, "")
         return sql.SQL("WHERE {}").format(self.condition(kind))
+
+    @property
+    def claim(self) -> Claim:
+        """Return what the slot has of the table: a stretch of time, or the rows with its key."""
+        span = _span(self.slot)
+        return Claim(self.slot.text) if span is None else Claim("", *span)
 
     # --- before the vote ---------------------------------------------------------------------------------------------
 
