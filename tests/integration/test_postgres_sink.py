@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -351,6 +353,24 @@ def test_a_target_that_does_not_fit_is_refused_before_anything_is_recorded(
 
     with pytest.raises(ConfigError, match=told):
         declared(create=False, **arguments)
+
+
+def test_a_target_whose_row_security_applies_to_the_promoter_is_refused_until_it_does_not(target: Any) -> None:
+    """Its policies would leave out rows in silence; the remedy that is named helps."""
+    target.execute("CREATE ROLE careful LOGIN PASSWORD 'careful'")
+    target.execute(f"GRANT CREATE ON DATABASE {target.connection.info.dbname} TO careful")
+    target.execute("CREATE TABLE public.words (id bigint, word text, _checkpoint bigint)")
+    target.execute("ALTER TABLE public.words ENABLE ROW LEVEL SECURITY; GRANT ALL ON public.words TO careful")
+    os.environ["AIRFLOW_CONN_DWH"] = re.sub(r"//[^@]*@", "//careful:careful@", os.environ["AIRFLOW_CONN_DWH"])
+    try:
+        with pytest.raises(
+            ConfigError, match="row security applies to careful, who promotes; ALTER ROLE careful BYPASSRLS"
+        ):
+            declared(create=False)
+        target.execute("ALTER ROLE careful BYPASSRLS")
+        assert Staged(declared(create=False), [(1, "a")]).promote() is Outcome.PROMOTED
+    finally:
+        target.execute("DROP OWNED BY careful CASCADE; DROP ROLE careful")
 
 
 def words(sink: sinks.Postgres) -> Pipeline:

@@ -169,8 +169,8 @@ def test_upgrading_twice_changes_nothing(engine: Engine) -> None:
 def test_the_version_is_in_a_table_of_the_records_own(engine: Engine) -> None:
     """A database that is shared with Airflow, say, has an `alembic_version` already, and keeps it."""
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE alembic_version (version_num text)"))
-        connection.execute(text("INSERT INTO alembic_version VALUES ('somebody elses')"))
+        connection.execute(text("CREATE TABLE public.alembic_version (version_num text)"))
+        connection.execute(text("INSERT INTO public.alembic_version VALUES ('somebody elses')"))
 
     versions.upgrade(engine)
 
@@ -178,7 +178,8 @@ def test_the_version_is_in_a_table_of_the_records_own(engine: Engine) -> None:
         assert connection.execute(text("SELECT version_num FROM twophase.schema_version")).scalars().all() == [
             versions.HEAD
         ]
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["somebody elses"]
+        theirs = connection.execute(text("SELECT version_num FROM public.alembic_version")).scalars().all()
+        assert theirs == ["somebody elses"]
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(engine: Engine, later: str, tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
-SESSION = "-c lock_timeout=20s -c idle_in_transaction_session_timeout=10s -c timezone=UTC"
+#: A name without a schema is PostgreSQL's own, whatever others have put where it would be looked for.
+SESSION = (
+    "-c lock_timeout=20s -c idle_in_transaction_session_timeout=10s -c timezone=UTC"
+    " -c search_path=pg_catalog,pg_temp -c row_security=off"
+)
 
 #: Set together with a state: the column that says when it was entered.
 ENTERED_AT = {

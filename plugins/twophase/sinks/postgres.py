@@ -13,11 +13,11 @@ from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
 from twophase.core.failpoints import hit
-from twophase.core.manifest import Schema
+from twophase.core.manifest import Column, Schema
 from twophase.core.ports import Promotion
 from twophase.core.slots import Slot
 from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.pg import database, fitting, promoting, slots, staging
+from twophase.sinks.pg import database, fitting, promoting, sealing, slots, staging
 from twophase.sinks.pg.acceptance import Acceptance
 from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
@@ -151,16 +151,25 @@ class Postgres(Sink):
         by_slots = self._by_slots or slot is not None
         fit = Fit(self._named, self.target, self._mode, self.slot_column, by_slots=by_slots)
         try:
+            stager = self._stager()
             with database.committed(self.conn_id) as cursor:
                 fit.check(cursor, slot)
                 fit.create_schema(cursor)
                 promoting.create_markers(cursor)
                 fit.check_rights(cursor)
-            with database.committed(self._staging_conn_id) as cursor:
-                staging.create_schema(cursor, self.staging_schema)
+                staging.create_schema(cursor, self.staging_schema, stager)
+                schemas = (self.staging_schema, promoting.MARKERS.schema)
+                sealing.check_accounts(cursor, self._named, stager, self.target, schemas=schemas)
         except psycopg2.Error as error:
             msg = f"{self._named}: connection {self.conn_id}: {database.one_line(error)}"
             raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+    def _stager(self) -> str:
+        """Ask the server as whom rows are staged."""
+        with database.committed(self._staging_conn_id) as cursor:
+            cursor.execute("SELECT current_user")
+            found: str = cursor.fetchone()[0]
+        return found
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
@@ -247,9 +256,12 @@ class Postgres(Sink):
         }
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Raise ManifestMismatch unless the staging table has the parts that the manifest says."""
+        """Seal the staging table; raise ManifestMismatch unless it has the parts that the manifest says."""
         table = Table(*handle["staging"])
         with self._looking() as cursor:
+            if strange := sealing.seal(cursor, table, self.target, self._expected(cursor, key, manifest)):
+                msg = f"checkpoint {key}: {strange}"
+                raise ManifestMismatch(msg)
             found = staging.look(cursor, table)
             promoter = self._promoter(key, handle, manifest)
             marker = promoter.marker(cursor)
@@ -273,6 +285,14 @@ class Postgres(Sink):
         with self._looking() as cursor:
             Acceptance(promoter).check(cursor)
 
+    def _expected(self, cursor: Any, key: Key, manifest: Json) -> dict[str, str]:  # noqa: ANN401 - a cursor
+        """Return the columns of a staging table, with their types, by what the manifest says and the target has."""
+        schema = tuple(Column(*column) for column in manifest["schema"])
+        there = staging.columns_of(cursor, self.target)
+        plan = staging.plan(f"checkpoint {key}", schema, there, create=self.create, changes=self.mode == "retract")
+        marked = {CHECKPOINT: "bigint"} if self.attach else {}
+        return {name: postgres for name, (postgres, _) in plan.items()} | marked
+
     def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
         """Return what an attempt staged; of a changelog the changes themselves."""
         return Rows(self.conn_id, Place(Table(*handle["staging"])), manifest["schema"])
@@ -288,7 +308,8 @@ class Postgres(Sink):
             if rows is not None:
                 now = rows.where(cursor, self.target)
             else:
-                now, then = staging.changing(table, self.target, self.key, [name for name, _ in schema], self.mode)
+                names = [name for name, _ in schema]
+                now, then = staging.changing(cursor, table, self.target, key=self.key, columns=names, mode=self.mode)
         after = Rows(self.conn_id, Place(table, instead=then), schema, "after")
         if there is None:
             return after.nothing(), after

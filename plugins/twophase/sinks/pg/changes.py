@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from twophase.sinks.pg import staging
@@ -32,6 +32,8 @@ class Changes:
     #: The staged columns that are the target's too, with their types.
     columns: Mapping[str, str]
     retracts: bool = False
+    #: The operators by which values of some columns are the same (`staging.equals`).
+    equals: Mapping[str, Composable] = field(default_factory=dict)
 
     @property
     def others(self) -> list[str]:
@@ -42,10 +44,10 @@ class Changes:
         """Return the condition that two tables, by their short names, have the same key."""
         from psycopg2 import sql
 
-        equal = (
-            sql.SQL("{0}.{2} = {1}.{2}").format(sql.SQL(one), sql.SQL(other), sql.Identifier(name)) for name in self.key
-        )
-        return sql.SQL(" AND ").join(equal)
+        equal = sql.SQL("{0}.{2} {3} {1}.{2}")
+        sides = sql.SQL(one), sql.SQL(other)
+        by = ((sql.Identifier(name), self.equals.get(name, sql.SQL("="))) for name in self.key)
+        return sql.SQL(" AND ").join(equal.format(*sides, *each) for each in by)
 
     @property
     def rows(self) -> Composable:

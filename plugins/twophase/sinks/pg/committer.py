@@ -87,6 +87,8 @@ class Postgres(CheckpointCommitter):
         self._session = session
         try:
             with self._explained() as cursor:
+                # A name without a schema is PostgreSQL's own, whatever others have put where it would be looked for.
+                cursor.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
                 # A machine that vanished must not hold the lock for the hours that a server waits by itself.
                 cursor.execute("SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5;"
                                " SET tcp_keepalives_count = 4")  # fmt: skip

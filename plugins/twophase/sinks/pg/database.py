@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core import connections
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT = "10s"
 #: A promoter that was stopped inside its transaction must not hold the target's locks for ever (R18).
 IDLE_TIMEOUT = "60s"
+#: What every session of ours is set to. A name without a schema is PostgreSQL's own, whatever others have put where it
+#: would be looked for; a policy of row security, which runs code of its owner's, is an error instead.
+SAFE = "-c search_path=pg_catalog,pg_temp -c row_security=off"
 _CONNECT_SECONDS = 10
 #: What passes by itself: connections, resources (disk full too), locks, conflicts, a server that is told to stop.
 _PASSING = ("08", "53", "55P03", "40", "57P", "58030")
@@ -50,13 +54,18 @@ class Table(NamedTuple):
         return sql.Identifier(*self)
 
 
-def dsn(conn_id: str) -> str:
-    """Return how libpq reaches a database; password included, so never for showing."""
+def dsn(conn_id: str, settings: str = "") -> str:
+    """Return how libpq reaches a database, with the settings of a session; password included, so never for showing."""
     found = connections.required(conn_id)
     if found.conn_type not in {"postgres", "postgresql"}:
         msg = f"connection {conn_id}: expected type postgres, found {found.conn_type or 'none'!r}"
         raise ConfigError(msg)
-    return found.url("postgresql")
+    return replace(found, extra={**found.extra, "options": options(found.extra, settings)}).url("postgresql")
+
+
+def options(extra: Mapping[str, Any], settings: str = "") -> str:
+    """Return the settings of a session: those of the connection, and ours, which come last and count."""
+    return " ".join(filter(None, (str(extra.get("options", "")), settings, SAFE)))
 
 
 @contextmanager
@@ -68,17 +77,13 @@ def session(conn_id: str) -> Iterator[Session]:
     """
     import psycopg2
 
-    options = {
+    settings = {
         "lock_timeout": LOCK_TIMEOUT,
         "idle_in_transaction_session_timeout": IDLE_TIMEOUT,
         "default_transaction_isolation": r"read\ committed",
     }
-    opened = psycopg2.connect(
-        dsn(conn_id),
-        connect_timeout=_CONNECT_SECONDS,
-        application_name="twophase",
-        options=" ".join(f"-c {name}={value}" for name, value in options.items()),
-    )
+    ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    opened = psycopg2.connect(dsn(conn_id, ours), connect_timeout=_CONNECT_SECONDS, application_name="twophase")
     try:
         yield opened
     finally:

@@ -68,6 +68,7 @@ class Fit:
                 msg = f"{self.which}: {kind.objection}"
                 raise ConfigError(msg)
         columns = staging.columns_of(cursor, self.target) or {}
+        self._check_row_security(cursor)
         if self.slot_column is not None:
             slots.check_column(cursor, self.which, self.slot_column, columns.get(self.slot_column), slot)
         if self._marked(columns) and columns.get(CHECKPOINT) != "bigint":
@@ -87,6 +88,17 @@ class Fit:
             raise ConfigError(msg)
         if self.mode.attach:
             self._check_partitions(cursor)
+
+    def _check_row_security(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Refuse a target whose policies apply to us: they would leave out rows, and run code of whoever wrote them."""
+        cursor.execute(
+            "SELECT current_user FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s AND row_security_active(c.oid)",
+            tuple(self.target),
+        )
+        if row := cursor.fetchone():
+            msg = f"{self.which}: its row security applies to {row[0]}, who promotes; ALTER ROLE {row[0]} BYPASSRLS"
+            raise ConfigError(msg)
 
     def _marked(self, columns: dict[str, str]) -> bool:
         """Say whether rows carry their checkpoint's number."""

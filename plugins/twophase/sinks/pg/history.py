@@ -287,7 +287,7 @@ def entries(cursor: Any, table: Table, order: Order, target: Table, key: tuple[s
     """Count the entries of a checkpoint, and those of them whose key has no row in the target."""
     from psycopg2 import sql
 
-    changes = Changes(target, target, key, {})
+    changes = Changes(target, target, key, {}, equals=staging.equals(cursor, target))
     query = sql.SQL(
         "SELECT count(*), count(*) FILTER (WHERE t.{} IS NULL) FROM {} h LEFT JOIN {} t ON {} WHERE {} = {}"
     )

@@ -113,6 +113,7 @@ def options(which: str, conn_id: str) -> dict[str, str]:
     }
     return {
         **extra,
+        "options": database.options(found.extra),
         "url": f"jdbc:postgresql://{place}:{found.port or 5432}/{found.schema or ''}",
         "driver": DRIVER,
         "user": found.login or "",

@@ -2,6 +2,7 @@
 
 marker row ── already there? ─→ nothing to do          the primary key decides between two promoters
 │
+see that the staging table is ours alone (sealing.py)
 take out what the older revision put in (a replacement), or what the slot has
 put the staged rows in, or attach the staging table; by key: keep what they overwrite (history.py)
 drop the staging table
@@ -18,7 +19,7 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.pg import database, history, staging, targets
+from twophase.sinks.pg import database, history, sealing, staging, targets
 from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import History, Order
@@ -105,10 +106,13 @@ class Promoter:
 
     def _find(self, cursor: Any) -> Promotion:  # noqa: ANN401 - a cursor
         """Look at what is staged, then at the marker: who takes the one away meanwhile has put the other in."""
-        found = staging.look(cursor, self.staged)
+        strange = sealing.seal(cursor, self.staged, self.target)
+        found = None if strange else staging.look(cursor, self.staged)
         marker = self.marker(cursor)
         if marker is not None:
             return self._already(*marker)
+        if strange:
+            return Promotion(Outcome.FAILED, strange, Hindrance.LOST)
         if found is None:
             why = f"staging table {self.staged} is gone and no marker is there"
             return Promotion(Outcome.FAILED, why, Hindrance.LOST)
@@ -202,6 +206,8 @@ class Promoter:
         return int(cursor.rowcount) == 1
 
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        if strange := sealing.seal(cursor, self.staged, self.target):
+            raise Refused(strange, Hindrance.LOST)
         if later := self.later(cursor):
             raise Refused(later, Hindrance.FOREIGN)
         columns = staging.columns_of(cursor, self.staged) or {}
@@ -279,7 +285,8 @@ class Promoter:
         from psycopg2 import sql
 
         retracts = self.mode.name == "retract"
-        changes = Changes(self.target, self.staged, self.mode.key, columns, retracts=retracts)
+        equals = staging.equals(cursor, self.target)
+        changes = Changes(self.target, self.staged, self.mode.key, columns, retracts=retracts, equals=equals)
         there = sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, changes.same("t", "gone"))
         if not self.mode.keeps:
             self._refuse_missing(changes.missing(cursor, there))

@@ -8,6 +8,7 @@ a moment: the one that comes second is refused, before its vote if the first is 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,8 +39,8 @@ class SlotRows(NamedTuple):
         column = handle.get("slot_column")
         return None if column is None else cls(column, Slot.parse(handle["slot"]))
 
-    def condition(self, kind: str) -> Composable:
-        """Return what is true for these rows, where the column has this type.
+    def condition(self, kind: str, equals: Mapping[str, Composable]) -> Composable:
+        """Return what is true for these rows, where the column has this type, and is the same by `equals`.
 
         Intervals are in UTC, so each of the three types reads the same moments from them.
         """
@@ -50,14 +51,14 @@ class SlotRows(NamedTuple):
             between = map(sql.Literal, (slot.start.isoformat(), slot.end.isoformat()))
             return sql.SQL("{0} >= {1} AND {0} < {2}").format(column, *between)
         moment = slot.start.isoformat() if slot.start and _TIMES.fullmatch(kind) else slot.text
-        return sql.SQL("{} = {}").format(column, sql.Literal(moment))
+        return sql.SQL("{} {} {}").format(column, equals.get(self.column, sql.SQL("=")), sql.Literal(moment))
 
     def where(self, cursor: Any, table: Table) -> Composable:  # noqa: ANN401 - a cursor
         """Return the condition for these rows of a table that is there."""
         from psycopg2 import sql
 
         kind = (staging.columns_of(cursor, table) or {}).get(self.column, "")
-        return sql.SQL("WHERE {}").format(self.condition(kind))
+        return sql.SQL("WHERE {}").format(self.condition(kind, staging.equals(cursor, table)))
 
     @property
     def claim(self) -> Claim:
@@ -101,8 +102,9 @@ class SlotRows(NamedTuple):
         from psycopg2 import sql
 
         outside = sql.SQL("SELECT {0}::text, count(*) OVER () FROM {1} WHERE ({2}) IS NOT TRUE ORDER BY {0} LIMIT 1")
+        condition = self.condition(kind, staging.equals(cursor, table))
         cursor.execute("SET LOCAL TIME ZONE 'UTC'")
-        cursor.execute(outside.format(sql.Identifier(self.column), table.sql, self.condition(kind)))
+        cursor.execute(outside.format(sql.Identifier(self.column), table.sql, condition))
         if row := cursor.fetchone():
             found, count = "null" if row[0] is None else row[0][:100], row[1]
             msg = (

@@ -99,14 +99,16 @@ def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: b
     return found
 
 
-def create_schema(cursor: Any, schema: str) -> None:  # noqa: ANN401 - a cursor
-    """Make the schema of the staging tables, unless it is there."""
+def create_schema(cursor: Any, schema: str, stager: str) -> None:  # noqa: ANN401 - a cursor
+    """Make the schema of the staging tables, unless it is there: whoever promotes owns it, whoever stages uses it."""
     from psycopg2 import sql
 
     cursor.execute("SELECT to_regnamespace(%s)", (schema,))
     if cursor.fetchone()[0] is None:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_staging'))")
         cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        grant = sql.SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}")
+        cursor.execute(grant.format(sql.Identifier(schema), sql.Identifier(stager)))
 
 
 def tables(cursor: Any, schema: str, prefix: str) -> list[str]:  # noqa: ANN401 - a cursor
@@ -207,13 +209,23 @@ def net(table: Table, columns: Sequence[str], sign: str) -> Composable:
     )
 
 
-def changing(
-    table: Table, target: Table, key: Sequence[str], columns: Sequence[str], mode: str
+def changing(  # noqa: PLR0913 - what is staged, and where it goes
+    cursor: Any,  # noqa: ANN401 - a cursor
+    table: Table,
+    target: Table,
+    *,
+    key: Sequence[str],
+    columns: Sequence[str],
+    mode: str,
 ) -> tuple[Composable, Composable]:
     """Return which rows of the target a staged output changes by key, and what they are afterwards."""
     from psycopg2 import sql
 
-    same = sql.SQL(" AND ").join(sql.SQL("s.{0} = {1}.{0}").format(sql.Identifier(name), target.sql) for name in key)
+    signs = equals(cursor, target)
+    same = sql.SQL(" AND ").join(
+        sql.SQL("s.{0} {2} {1}.{0}").format(sql.Identifier(name), target.sql, signs.get(name, sql.SQL("=")))
+        for name in key
+    )
     now = sql.SQL("WHERE EXISTS (SELECT 1 FROM {} AS s WHERE {})").format(table.sql, same)
     then = sql.SQL("({}) AS left_over").format(net(table, columns, ">")) if mode == "retract" else table.sql
     return now, then
@@ -311,10 +323,13 @@ def _names(table: Table) -> tuple[str, str]:
 
 
 def drop(cursor: Any, table: Table) -> None:  # noqa: ANN401 - a cursor
-    """Remove a staging table and the count of its parts, if they are there."""
+    """Remove a staging table and the count of its parts, if they are there, with all that was made of them.
+
+    Anybody who sees the schema can make a view on a table, which would keep it from being dropped.
+    """
     from psycopg2 import sql
 
-    cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}, {}").format(table.sql, parts_of(table).sql))
+    cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}, {} CASCADE").format(table.sql, parts_of(table).sql))
 
 
 def columns_of(cursor: Any, table: Table) -> dict[str, str] | None:  # noqa: ANN401 - a cursor
@@ -333,6 +348,30 @@ def columns_of(cursor: Any, table: Table) -> dict[str, str] | None:  # noqa: ANN
         row,
     )
     return dict(cursor.fetchall())
+
+
+def equals(cursor: Any, table: Table) -> dict[str, Composable]:  # noqa: ANN401 - a cursor
+    """Return the operator by which values of a column are the same, where its type is not PostgreSQL's own.
+
+    Our sessions find PostgreSQL's operators only; by those a `citext` would be compared as a text.
+    """
+    from psycopg2 import sql
+
+    cursor.execute(
+        "SELECT a.attname, s.nspname, o.oprname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 JOIN pg_type t ON t.oid = a.atttypid"
+        " JOIN pg_opclass p ON p.opcintype = COALESCE(NULLIF(t.typbasetype, 0), t.oid) AND p.opcdefault"
+        " JOIN pg_am m ON m.oid = p.opcmethod AND m.amname = 'btree'"
+        " JOIN pg_amop b ON b.amopfamily = p.opcfamily AND b.amopstrategy = 3"
+        " AND b.amoplefttype = p.opcintype AND b.amoprighttype = p.opcintype"
+        " JOIN pg_operator o ON o.oid = b.amopopr JOIN pg_namespace s ON s.oid = o.oprnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND s.nspname <> 'pg_catalog'",
+        tuple(table),
+    )
+    found = cursor.fetchall()
+    return {
+        name: sql.SQL("OPERATOR({}.{})").format(sql.Identifier(schema), sql.SQL(sign)) for name, schema, sign in found
+    }
 
 
 def of_checkpoint(checkpoint_id: int) -> Composable:

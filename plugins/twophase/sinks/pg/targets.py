@@ -57,11 +57,10 @@ def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa
 
     if old := partition_of(cursor, target, key.checkpoint_id):
         cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(target.sql, old.sql))
-        cursor.execute(sql.SQL("DROP TABLE {}").format(old.sql))
+        cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(old.sql))  # as staging.drop does
     attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})")
     cursor.execute(attach.format(target.sql, staged.sql, sql.Literal(key.checkpoint_id)))
-    cursor.execute(sql.SQL("DROP TABLE {}").format(staging.parts_of(staged).sql))
-    cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(staged.sql))  # no stager's any more
+    cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(staging.parts_of(staged).sql))
     named = partition_name(staged)
     cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.sql, sql.Identifier(named.name)))
     told = sql.Literal(f"checkpoint {key.checkpoint_id} of {target}, revision {key.revision} of {key.pipeline}")
