@@ -91,6 +91,12 @@ def test_text_of_a_connection_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -
     [
         ("postgres://ann:hunter2@h:port/db", "expected type://login:password@host:port/schema"),
         ("postgres://ann:hunter2@[h/db", "expected type://login:password@host:port/schema"),
+        ("postgres://ann:7/hunter2@h/db", "write them as %40, %2F, %3F and %23"),
+        ("postgres://ann:7?hunter2@h/db", "write them as %40, %2F, %3F and %23"),
+        ("postgres://ann:7#hunter2@h/db", "write them as %40, %2F, %3F and %23"),
+        ("postgres://ann:x@y/hunter2@h/db", "write them as %40, %2F, %3F and %23"),
+        ("postgres://ann:x@y?hunter2@h/db", "write them as %40, %2F, %3F and %23"),
+        ("postgres://ann:x@y#hunter2", "write them as %40, %2F, %3F and %23"),
         ("hunter2", "found neither"),
         ('{"password": "hunter2"', "cannot be read"),
         ('{"pasword": "hunter2"}', "found also pasword"),

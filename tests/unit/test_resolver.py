@@ -89,6 +89,9 @@ def test_every_spelling_of_postgres_becomes_one(scheme: str) -> None:
         ("", "cannot be read"),
         ("postgresql://ann:hunter2@h:port/db", "cannot be read"),
         ("postgresql://ann:x@hunter2@h/db", "write the one in the password as %40"),
+        ("postgresql://ann:x@1/hunter2@h/db", "write the one in the password as %40, and / as %2F"),
+        ("postgresql://ann:x@1?hunter2@h/db", "write the one in the password as %40"),
+        ("postgresql://an/n:hunter2@h/db", "and / as %2F"),
     ],
 )
 def test_unusable_dsn_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch, dsn: str, message: str) -> None:
@@ -99,6 +102,14 @@ def test_unusable_dsn_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPa
     assert message in str(raised.value)
     assert "hunter2" not in str(raised.value)
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+@pytest.mark.parametrize("password", ["hunter/2", "h?unter2", "h#unter2", "h:unter2"])
+def test_a_password_with_one_of_the_other_separators_is_read_whole(password: str) -> None:
+    """What SQLAlchemy reads as a password is one, and is quoted from then on."""
+    from sqlalchemy.engine import make_url
+
+    assert make_url(resolve(f"postgresql://ann:{password}@h/db").dsn).password == password
 
 
 def test_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException,
 from twophase.airflow import tasks
 from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
+from twophase.core import private
 from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
@@ -360,9 +361,9 @@ def _place(macro: str, name: str, plan: Plan, folder: Path) -> str:
     if macro == "staging":
         return Sink.load(plan.writes[name]["sink"]).staging_path(plan.key, plan.writes[name]["handle"])
     listed = folder / f"{name}.inputs"
-    folder.mkdir(parents=True, exist_ok=True)
     paths = Source.load(plan.reads[name]["source"]).paths(plan.fixed(name))
-    listed.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
+    with private.open_file(listed, "w") as file:
+        file.writelines(f"{path}\n" for path in paths)
     return str(listed)
 
 

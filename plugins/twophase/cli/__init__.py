@@ -5,6 +5,7 @@ The modules here import nothing heavy at the top: `twophase --help` and shell co
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -21,8 +22,9 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own context
         """Run the command that was asked for."""
-        from twophase.cli.output import complain, print_error
+        from twophase.cli.output import Complaints, complain, print_error
 
+        logging.lastResort = Complaints(logging.WARNING)  # the usual one sends whatever is in a text to the terminal
         try:
             return super().invoke(ctx)
         except TwophaseError as caught:

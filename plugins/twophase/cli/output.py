@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress
+    from rich.segment import Segment
     from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the record's column names.")]
@@ -41,11 +43,30 @@ STYLES = {
 }
 
 
+#: What a terminal would take for a command → a picture of it: file names, values and errors are others' texts.
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+#: JSON has pictures of its own, which read back as they were.
+_JSON_PICTURES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for what is asked for, or for what is told on the way (stderr)."""
+    """Return a console for what is asked for, or for what is told on the way (stderr).
+
+    Whatever is printed, only its own colours and movements reach a terminal as such.
+    """
     from rich.console import Console
 
-    found = Console(stderr=stderr, highlight=False, emoji=False)
+    class Safe(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Show control characters instead of sending them."""
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=segment.text.translate(_PICTURES))
+
+    found = Safe(stderr=stderr, highlight=False, emoji=False)
     if not found.is_terminal:
         found.width = _WIDE
     return found
@@ -61,6 +82,14 @@ def complain(text: str | Text, style: str = "") -> None:
     console(stderr=True).print(text, soft_wrap=True, markup=False, style=style)
 
 
+class Complaints(logging.Handler):
+    """Prints warnings of the log, where a command tells no story of its own."""
+
+    def emit(self, entry: logging.LogRecord) -> None:
+        """Print one entry."""
+        complain(self.format(entry))
+
+
 def print_error(caught: BaseException) -> None:
     """Print an error as one line."""
     from rich.text import Text
@@ -70,7 +99,8 @@ def print_error(caught: BaseException) -> None:
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - whatever is shown
     """Print JSON; times are ISO 8601, intervals seconds."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
+    sys.stdout.write(text.translate(_JSON_PICTURES) + "\n")
 
 
 def _plain(value: object) -> str | float:
@@ -132,8 +162,17 @@ def table(
         justify: Literal["left", "right"] = "right" if column in right else "left"
         made.add_column(column, justify=justify, no_wrap=column not in LONG, overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(_pictured, row))
     target.print(made)
+
+
+def _pictured(text: str | Text) -> str | Text:
+    """Show control characters: they have no width, and a cell is cut to its own."""
+    if isinstance(text, str):
+        return text.translate(_PICTURES)
+    found = text.copy()
+    found.plain = text.plain.translate(_PICTURES)
+    return found
 
 
 def listing(found: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]], *, title: str = "") -> None:

@@ -35,6 +35,7 @@ _HOOK_OPTIONS = frozenset(
         "sqlalchemy_query",
     }
 )
+_UNQUOTED = "a login or password with @, /, ? or # in it; write them as %40, %2F, %3F and %23"
 _FIELDS = frozenset({"conn_type", "host", "port", "login", "password", "schema", "extra"})
 _IGNORED_FIELDS = frozenset({"conn_id", "description"})
 
@@ -112,6 +113,10 @@ def _from_uri(variable: str, conn_id: str, value: str) -> Connection:
     except ValueError:
         msg = f"{variable}: expected type://login:password@host:port/schema, found a text that cannot be read as one"
         raise ConfigError(msg) from None  # the cause would quote the value
+    if "@" in f"{parts.path}{parts.query}" or parts.fragment or ("@" in value and "@" not in parts.netloc):
+        # What follows would be taken for a host, a port or a database, and shown as one.
+        msg = f"{variable}: expected type://login:password@host:port/schema, found {_UNQUOTED}"
+        raise ConfigError(msg)
     if not parts.scheme or "://" not in value:
         msg = f"{variable}: expected type://login:password@host:port/schema or a json object, found neither"
         raise ConfigError(msg)

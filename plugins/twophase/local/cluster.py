@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from twophase.core import private
 from twophase.core.errors import StoreUnavailable
 from twophase.local import files, processes
 from twophase.spark.submit import child_environment, find_java, find_spark_home
@@ -64,7 +65,7 @@ class Cluster:
         """Start the master, then the workers; return when all workers are there."""
         self.port, self.rest_port, self.ui_port = (_free_port() for _ in range(3))
         for name in ("conf", "logs", "work"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            private.make_folder(self.folder / name)
         files.write(
             self.properties,
             (
@@ -106,7 +107,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_NO_DAEMONIZE": "1",
         }
-        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+        with private.open_file(self.folder / "logs" / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments],
                 env=environment,

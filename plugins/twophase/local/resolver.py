@@ -130,8 +130,10 @@ def _normal(dsn: str, origin: str) -> str:
     if url.drivername not in _SCHEMES:
         msg = f"{origin}: {_EXPECTED}, found the scheme {url.drivername!r}"
         raise ConfigError(msg)
-    if "@" in (url.host or ""):
-        msg = f"{origin}: {_EXPECTED}, found more than one @; write the one in the password as %40"
+    taken = [url.database or "", *(part for item in url.query.items() for part in item)]
+    if dsn.count("@") > 1 or any("@" in part for part in taken):
+        # What follows the first would be taken for a host or a database, and shown as one.
+        msg = f"{origin}: {_EXPECTED}, found more than one @; write the one in the password as %40, and / as %2F"
         raise ConfigError(msg)
     return url.set(drivername=DRIVER).render_as_string(hide_password=False)
 

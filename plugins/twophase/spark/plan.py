@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from twophase.core import private
 from twophase.core.checkpoint import Input, InputFile, Key, Output
 
 
@@ -78,10 +79,9 @@ class Plan:
 
 
 def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - anything JSON
-    """Write a JSON file so that a reader finds all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a JSON file for this account alone, so that a reader finds all of it or nothing."""
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with new.open("w") as file:
+    with private.open_file(new, "w") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())

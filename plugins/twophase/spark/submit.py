@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from twophase.core import settings
+from twophase.core import private, settings
 from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.spark import installed
 
@@ -139,8 +139,7 @@ class SparkSubmit:
         if shipped := [*map(str, py_files), *map(str, jobs())]:
             command += ["--py-files", ",".join(shipped)]
         command += [str(MAIN), str(plan_path), str(result_path)]
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
+        with private.open_file(log_path, "ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
