@@ -22,7 +22,7 @@ TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down test chaos test-spark35 test-s3a lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down test chaos test-spark35 test-s3a test-yarn lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -46,11 +46,11 @@ down: $(READY) ## Stop what `make up` started
 
 test: $(READY) ## Run the tests, all but the slow ones
 	@echo '→ tests, all but the slow ones'
-	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark35 and not s3a' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark35 and not s3a and not yarn' $(ARGS)
 
 chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
 	@echo '→ chaos tests, the slow ones included'
-	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and not spark35 and not s3a' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and not spark35 and not s3a and not yarn' $(ARGS)
 
 test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 	@echo '→ tests on Spark 3.5'
@@ -59,6 +59,10 @@ test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 test-s3a: $(READY) ## Run what reaches S3 by Spark's own connector (downloads 686 MB)
 	@echo '→ tests on s3a'
 	@$(BIN)/pytest -m s3a tests/s3a $(ARGS)
+
+test-yarn: $(READY) ## Run attempts on a real YARN on this machine (downloads 66 MB by Maven)
+	@echo '→ tests on YARN'
+	@$(BIN)/pytest -m yarn tests/yarn $(ARGS)
 
 lint: $(READY) ## Check style, format and types
 	@echo '→ ruff check'

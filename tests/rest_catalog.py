@@ -5,7 +5,6 @@ Its jars are fetched once, checked, and kept in the user's cache; what else it n
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -14,17 +13,16 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
 
+from maven import jars
 from processes import polls
 from twophase.spark.submit import find_java
 
-MAVEN = "https://repo1.maven.org/maven2"
 CONN_ID = "lake_rest"
 #: What Maven calls each, and its sha256.
 JARS = """
@@ -67,27 +65,6 @@ org.xerial:sqlite-jdbc:3.50.3.0
 """
 
 
-def jars() -> Path:
-    """Return the folder of the server's jars, fetched if need be."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "twophase", "iceberg-rest-1.10.1")
-    folder.mkdir(parents=True, exist_ok=True)
-    words = JARS.split()
-    for name, expected in zip(words[::2], words[1::2], strict=True):
-        group, artifact, version, *classifier = name.split(":")
-        jar = folder / f"{'-'.join([artifact, version, *classifier])}.jar"
-        if jar.exists():
-            continue
-        url = f"{MAVEN}/{group.replace('.', '/')}/{artifact}/{version}/{jar.name}"
-        with urllib.request.urlopen(url, timeout=120) as reply:
-            content = reply.read()
-        found = hashlib.sha256(content).hexdigest()
-        assert found == expected, f"{name}: expected sha256 {expected}, found {found}"
-        new = jar.with_name(f"{jar.name}.{uuid.uuid4().hex}")
-        new.write_bytes(content)
-        new.replace(jar)
-    return folder
-
-
 def connection(port: int) -> str:
     """Return the Airflow connection, as an environment variable has it."""
     return json.dumps({"conn_type": "iceberg", "host": f"http://127.0.0.1:{port}"})
@@ -105,7 +82,7 @@ def serving() -> Iterator[int]:
         "CATALOG_WAREHOUSE": str(home / "warehouse"),
     }
     java, _ = find_java(sys.executable)
-    classes = f"{jars()}/*:{Path(pyspark.__file__).parent}/jars/*"
+    classes = f"{jars('iceberg-rest-1.10.1', JARS)}/*:{Path(pyspark.__file__).parent}/jars/*"
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
             [str(java), "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"],

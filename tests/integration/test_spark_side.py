@@ -29,7 +29,7 @@ from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval, Lookup
 from twophase.spark.plan import Plan
 from twophase.spark.stage import Context, stage
-from twophase.spark.submit import ROOT, SparkSubmit
+from twophase.spark.submit import MAIN, ROOT, SparkSubmit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -523,10 +523,29 @@ def test_a_submitted_plan_is_staged(tmp_path: Path, jobs: Path) -> None:
 
     assert code == 0, log[-3000:]
     assert result["status"] == "staged"
+    assert "process" in (tmp_path / "attempt" / "started").read_text()
     assert (result["writes"]["lake"]["rows"], result["writes"]["lake"]["schema"]) == (
         1,
         [["word", "string"], ["n", "bigint"]],
     )
+
+
+def test_a_driver_that_a_cluster_starts_again_ends_and_writes_nothing(tmp_path: Path, jobs: Path) -> None:
+    """Two drivers of one attempt would share a staging place; the second is no retry of the first."""
+    path = written_plan(tmp_path, "works")
+    path.with_name("started").write_text("container_17_0001_01_000001 on another machine")
+
+    done = subprocess.run(
+        [sys.executable, str(MAIN), str(path), str(path.with_name("result.json"))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "started before, as container_17_0001_01_000001 on another machine" in done.stderr
+    assert sorted(file.name for file in path.parent.iterdir()) == ["plan.json", "started"]
+    assert list((tmp_path / "data" / "lake").rglob("*.parquet")) == []
 
 
 def test_a_failed_transform_is_reported_in_one_line(tmp_path: Path, jobs: Path) -> None:

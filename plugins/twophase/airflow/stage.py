@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         # The record remembers which job an attempt is, so that no job is taken for another attempt's.
         super().__init__(application=application, durable=False, **kwargs)
         self._job: Job | None = None
+        self._adopted: str | None = None
 
     # --- how Spark is reached ----------------------------------------------------------------------------------------
 
@@ -78,29 +80,41 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
 
     def adopt(self, job_id: str, context: Context) -> bool:
         """Wait for a driver on the cluster that another task submitted."""
+        self._adopted = job_id
         status = self.get_job_status(job_id, context)
         if self.is_job_succeeded(status):
             return True
         if not self.is_job_active(status):
             self.log.info("job %s is %s, submitting another", job_id, status)
+            self._adopted = None
             return False
         self.poll_until_complete(job_id, context)
         return True
 
     @classmethod
     def kill(cls, job: Json) -> None:
-        """Kill a driver through its master."""
+        """Kill a driver through its master: YARN's ResourceManager, Kubernetes, or Spark's own."""
         hook = SparkSubmitHook(conn_id=job["conn_id"], deploy_mode="cluster")
-        hook._driver_id = job["id"]  # noqa: SLF001 - the hook knows how, but only of a driver that it submitted
-        hook.on_kill()
+        # The hook knows how, but only of a driver that it submitted.
+        if hook._is_yarn:  # noqa: SLF001 - likewise
+            hook._kill_yarn_application(job["id"])  # noqa: SLF001 - likewise
+        elif hook._is_kubernetes:  # noqa: SLF001 - likewise
+            namespace, hook._kubernetes_driver_pod = cls._parse_k8s_external_id(job["id"])  # noqa: SLF001 - likewise
+            hook._connection["namespace"] = namespace  # noqa: SLF001 - likewise
+            hook._delete_driver_pod()  # noqa: SLF001 - likewise
+        else:
+            hook._driver_id = job["id"]  # noqa: SLF001 - likewise
+            hook.on_kill()
 
     def kept(self) -> dict[str, Any]:
         """Keep the connection, by which the driver can be killed."""
         return {"conn_id": self._conn_id}
 
     def stop(self) -> None:
-        """Stop what was submitted, if anything was."""
-        if self._hook is not None:
+        """Stop what was submitted or adopted, if anything was."""
+        if self._adopted is not None:  # the hook knows only of what it has submitted itself
+            self.kill({"id": self._adopted, **self.kept()})
+        elif self._hook is not None:
             SparkSubmitOperator.on_kill(self)
 
     def _get_hook(self) -> SparkSubmitHook:
@@ -108,8 +122,9 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         hook: SparkSubmitHook = super()._get_hook()
         hook.__class__ = Hook
         hook.given = connections.exported(self._job.connections) if self._job else {}  # type: ignore[attr-defined]
-        if hook._connection["master"].startswith("local"):  # noqa: SLF001 - only the hook has resolved it
-            hook._conf = {**spark.local_defaults(), **hook._conf}  # noqa: SLF001 - no setter
+        settings = spark.defaults(hook._connection["master"])  # noqa: SLF001 - only the hook has resolved it
+        said = _said_in(self.properties_file) | set(hook._conf)  # noqa: SLF001 - no getter
+        hook._conf |= {name: value for name, value in settings.items() if name not in said}  # noqa: SLF001 - no setter
         if self._job is not None and self._job.application == str(spark.MAIN):
             jobs = [str(path) for path in spark.jobs()]
             hook._py_files = ",".join(filter(None, [hook._py_files, *jobs])) or None  # noqa: SLF001 - no setter
@@ -145,3 +160,14 @@ class Hook(SparkSubmitHook):
             self._child.update({name: str(value) for name, value in self._env.items()})
             self._env = None
         return arguments
+
+
+def _said_in(properties_file: str | None) -> set[str]:
+    """Return the names of the settings in a file for spark-submit: what is on its command line would win over them."""
+    if not properties_file:
+        return set()
+    try:
+        lines = Path(properties_file).read_text(encoding="utf-8").splitlines()
+    except OSError:  # spark-submit says so
+        return set()
+    return {re.split(r"[\s=:]", line.strip(), maxsplit=1)[0] for line in lines if line.strip()}

@@ -1,6 +1,9 @@
 """The main that spark-submit runs: `main.py plan.json result.json`.
 
 The result says how it ended. If the process dies there is none, and the submitter knows just that.
+
+A cluster may start a driver that died again by itself, with the same arguments: two drivers of one attempt in one
+staging place. So the first one puts its name beside the result, and whoever finds another's there ends at once.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -45,6 +49,9 @@ def main(arguments: list[str]) -> int:
         return 2
     die_with_parent()
     result = Path(arguments[1])
+    if other := claimed(result.with_name("started"), application()):
+        sys.stderr.write(f"this attempt was started before, as {other}: nothing is staged; the next try is a new one\n")
+        return 1
     try:
         plan = Plan.load(Path(arguments[0]))
         writes = stage(session(plan), plan)
@@ -56,6 +63,28 @@ def main(arguments: list[str]) -> int:
     write_json(result, {"status": "staged", "writes": writes})
     hit("stage.after")
     return 0
+
+
+def application() -> str:
+    """Say who this driver is, for people: on a cluster its application, everywhere machine and process.
+
+    YARN tells the container, whose name has the application and its number of tries in it.
+    """
+    known = os.environ.get("CONTAINER_ID") or os.environ.get("SPARK_APPLICATION_ID") or "a driver"
+    return f"{known} on {socket.gethostname()}, process {os.getpid()}"
+
+
+def claimed(path: Path, mine: str) -> str | None:
+    """Say which other driver has begun this attempt; None: none has, and from now on this one has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(mine)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return path.read_text() or "a driver that died while it said so"
+    return None
 
 
 def session(plan: Plan) -> SparkSession:

@@ -131,7 +131,7 @@ class SparkSubmit:
         python = python or interpreter()
         spark_home = find_spark_home(python)
         java, whole = find_java(python)
-        settled = {**(local_defaults() if master.startswith("local") else {}), **conf}
+        settled = {**defaults(master), **conf}
         start = [str(spark_home / "bin" / "spark-submit")] if whole else _plain_java(java, spark_home, settled)
         command = [*start, "--master", master]
         for name, value in settled.items():
@@ -152,9 +152,15 @@ class SparkSubmit:
         return ChildProcess(process, log_path)
 
 
-def local_defaults() -> dict[str, str]:
-    """Return the settings of a Spark on this machine alone: no port for others, no page."""
-    return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+def defaults(master: str) -> dict[str, str]:
+    """Return the settings that a master gets unless the user has others.
+
+    A Spark on this machine alone has no port for others, and no page. YARN does not start a driver again that died:
+    the next try is another attempt.
+    """
+    if master.startswith("local"):
+        return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+    return {"spark.yarn.maxAppAttempts": "1"} if master.startswith("yarn") else {}
 
 
 def jobs() -> Iterable[Path]:
