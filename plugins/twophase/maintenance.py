@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from twophase.core.failpoints import hit
 from twophase.core.settings import home
 from twophase.core.states import ENDED, State
 from twophase.core.sweeping import why_dead
+from twophase.sinks import disk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,12 +55,24 @@ def load(record: PostgresRecord, name: str) -> Pipeline:
         return Pipeline.from_declaration(name, queries.declaration(connection, name))
 
 
-def sweep(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False) -> Iterator[Removed]:
-    """Remove what the record says is dead; yield each thing as it goes. May be killed anywhere and run again."""
+def sweep(
+    record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False
+) -> Iterator[Removed]:
+    """Remove what the record says is dead; yield each thing as it goes. May be killed anywhere and run again.
+
+    It looks where the record knows that something may have been left since the last sweep. With `everything` all that
+    the sinks hold is looked at: what a writer that outlived its run has left since is found, too.
+    """
+    from twophase.committer import retention
+
     expired = _expire(record, pipeline, dry_run=dry_run)
+    with record.engine.connect() as connection:
+        suspects = retention.suspects(connection, pipeline.name)
+    epochs = {(one.checkpoint_id, one.revision): one.epoch for one in suspects}
     for name, sink in pipeline.sinks.items():
-        yield from _sweep_superseded(record, pipeline.name, name, sink, expired, dry_run=dry_run)
-        left = sink.attempts()
+        if everything or expired or any(one.swept for one in suspects):
+            yield from _sweep_superseded(record, pipeline.name, name, sink, expired, dry_run=dry_run)
+        left = sink.attempts() if everything else sink.left_by(epochs)
         while batch := list(islice(left, BATCH)):
             for attempt, why in _dead(record, pipeline.name, name, sink, batch):
                 if not dry_run:
@@ -68,6 +80,10 @@ def sweep(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False) 
                     sink.remove(attempt)
                     hit("sweep.after")
                 yield Removed(pipeline.name, name, attempt.path, why)
+    if not dry_run:
+        with record.transaction() as tx:
+            retention.mark_clean(tx.connection, suspects)
+        hit("sweep.clean")
     yield from _sweep_events(record, pipeline, dry_run=dry_run)
     yield from _sweep_runs(record, pipeline.name, dry_run=dry_run)
 
@@ -162,13 +178,13 @@ def _voted(record: PostgresRecord, pipeline: str, sink: str, checkpoints: set[in
 def _sweep_runs(record: PostgresRecord, pipeline: str, *, dry_run: bool) -> Iterator[Removed]:
     """Remove the run folders (plan, result, log) of revisions that have ended."""
     folder = home() / "runs" / pipeline
-    matches = [m for path in (folder.iterdir() if folder.is_dir() else ()) if (m := _RUN.fullmatch(path.name))]
+    matches = [match for name, _ in disk.entries(folder) if (match := _RUN.fullmatch(name))]
     found = _revisions(record, pipeline, {int(match[1]) for match in matches})
     for match in matches:
         revision = found.get(Key(pipeline, int(match[1]), int(match[2])))
         if revision is not None and revision.state in ENDED:
             if not dry_run:
-                shutil.rmtree(folder / match[0])
+                disk.remove_tree(folder / match[0])
             yield Removed(pipeline, "", str(folder / match[0]), f"its revision is {revision.state.lower()}")
 
 

@@ -256,7 +256,7 @@ def stopping_before_the_exchange(function: Callable[..., None], *arguments: Any)
 def dying_while_removing(function: Callable[..., None], *arguments: Any) -> None:
     """Do it, but die when the first thing is about to be removed for good."""
 
-    def die(path: Path) -> None:
+    def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     shutil.rmtree = Path.unlink = die  # type: ignore[assignment,method-assign]

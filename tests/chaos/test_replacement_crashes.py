@@ -39,7 +39,7 @@ FEW = {
     "quarantine again": ("promote.superseded",),
     "refused": ("audit.after", "abort.before", "abort.after", "abort.discarded"),
     "recovery": ("recover.before", "promote.visible"),
-    "sweep": ("sweep.before", "sweep.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
+    "sweep": ("sweep.before", "sweep.after", "sweep.inside", "sweep.swept", "sweep.forgotten", "sweep.clean"),
     "sweep with tombstones": ("sweep.swept", "sweep.forgotten"),
 }
 #: Nobody comes by these but on these ways: killed and raised, always.

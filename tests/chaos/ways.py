@@ -188,9 +188,9 @@ WAYS = [
         "recovery", _decide, _recover,
         ("recover.before", *_between(*_PROMOTED, without=("promote.gap",))), decisions=0, decided=True,
     ),
-    Way("sweep", _supersede, _sweep, _between("sweep.before", "sweep.forgotten"), decisions=0),
+    Way("sweep", _supersede, _sweep, _between("sweep.before", "sweep.clean"), decisions=0),
     Way(
-        "sweep with tombstones", _supersede, _sweep_with_tombstones, _between("sweep.before", "sweep.forgotten"),
+        "sweep with tombstones", _supersede, _sweep_with_tombstones, _between("sweep.before", "sweep.clean"),
         decisions=0, exchanges=False,
     ),
 ]  # fmt: skip

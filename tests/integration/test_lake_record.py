@@ -15,7 +15,7 @@ from factories import PreStaged, Row, counted, land_words, visible, words_pipeli
 from twophase import Pipeline, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Run
 from twophase.core.errors import AttemptFailed, Parked, PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
@@ -186,9 +186,14 @@ def test_what_a_failed_attempt_staged_is_discarded_and_the_range_is_staged_again
 
 def test_an_attempt_that_another_took_the_place_of_is_swept_also_after_the_commit(bench: Bench) -> None:
     bench.land()
+    begun = bench.runner.coordinator.begin(Run(None, "dead"))
+    assert begun is not None
+    opened = bench.runner.coordinator.attempt(begun)
+    with bench.record.transaction() as tx:
+        stray = Path(bench.sink._home, tx.participants(opened.key)[0].handle["name"])
+        tx.renew(opened.key, epoch=opened.epoch, lease=0)
+    stray.mkdir(parents=True)
     bench.runner.run()
-    stray = Path(bench.sink._home, "00000001.r1.a0.left")
-    stray.mkdir()
 
     removed = [one.path for one in sweep(bench.record, bench.pipeline)]
 

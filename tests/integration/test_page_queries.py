@@ -21,7 +21,10 @@ READ = """INSERT INTO twophase.input_revision
     (pipeline, checkpoint_id, revision, source, upstream, upstream_checkpoint_id, upstream_revision)
     SELECT 'after', checkpoint_id, revision, 'words', 'before', checkpoint_id, 1
     FROM twophase.revision WHERE pipeline = 'after' AND state = 'COMMITTED'"""
-
+#: What the database would have noted when those were replaced.
+MARK = """UPDATE twophase.revision d SET outdated = true
+    WHERE pipeline = 'after' AND EXISTS (SELECT FROM twophase.revision u WHERE u.pipeline = 'before'
+        AND u.checkpoint_id = d.checkpoint_id AND u.revision = 1 AND u.state = 'SUPERSEDED')"""
 
 Ask = Callable[[Connection], object]
 
@@ -34,6 +37,7 @@ def every_query() -> Iterator[Ask]:
     yield lambda c: queries.overview(c, ["after", "before"])
     yield lambda c: queries.declaration(c, "after")
     yield lambda c: queries.pending(c, "after")
+    yield queries.stale
     for state in (None, *State):
         for before in (None, (CHECKPOINTS // 2, 1)):
             yield partial(queries.checkpoints, pipeline="after", state=state, before=before, limit=51)
@@ -50,6 +54,7 @@ def test_no_page_reads_more_than_it_shows_of_a_long_history(dsn: str, record: Po
             link(tx.connection, name, name)
     with record.engine.begin() as connection:
         connection.execute(text(READ))
+        connection.execute(text(MARK))
     with record.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))
 
@@ -71,6 +76,7 @@ def test_the_overview_counts_what_is_pending_parked_and_stale(dsn: str, record: 
     fill("after", dsn, 300)
     with record.engine.begin() as connection:
         connection.execute(text(READ))
+        connection.execute(text(MARK))
 
     with record.engine.connect() as connection:
         found = {row["pipeline"]: row for row in queries.overview(connection, ["after", "before", "nowhere"])}

@@ -51,7 +51,7 @@ WORKING = (
     "promote.durable", "promote.inside", "promote.after", "finish.before", "finish.inside", "finish.after",
 )  # fmt: skip
 ABORTING = ("abort.before", "abort.inside", "abort.after", "abort.discarded", "abort.end")
-SWEEPING = ("sweep.before", "sweep.after", "sweep.inside", "sweep.swept", "sweep.forgotten")
+SWEEPING = ("sweep.before", "sweep.after", "sweep.inside", "sweep.swept", "sweep.forgotten", "sweep.clean")
 
 PROMOTING = tuple(point for point in WORKING if point.startswith(("commit.", "promote.", "finish.")))
 

@@ -270,6 +270,50 @@ def test_dags_of_the_runs_before_are_linked_to_their_pipelines(engine: Engine) -
     assert [tuple(row) for row in links] == [("orders", "nightly")]
 
 
+def test_what_was_stale_before_is_stale_after(engine: Engine) -> None:
+    """Since 0007 the database notes it when a revision is replaced; what was replaced before is noted then."""
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        config = versions.alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0006")
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for name in ("orders", "daily"):
+            connection.execute(text("INSERT INTO twophase.pipeline (name, declaration) VALUES (:n, '{}')"), {"n": name})
+            connection.execute(
+                text(
+                    """INSERT INTO twophase.checkpoint (pipeline, checkpoint_id, inputs)
+                    SELECT :n, i, '{}' FROM generate_series(1, 2) i"""
+                ),
+                {"n": name},
+            )
+        made = """INSERT INTO twophase.revision (pipeline, checkpoint_id, revision, state, commit_seq, decided_at,
+                committed_at, superseded_at) VALUES (:p, :c, :r, :s, :seq, now(), now(),
+                CASE WHEN :s = 'SUPERSEDED' THEN now() END)"""
+        for seq, (name, number, revision, state) in enumerate(
+            [
+                ("orders", 1, 1, "SUPERSEDED"),
+                ("orders", 1, 2, "COMMITTED"),
+                ("orders", 2, 1, "COMMITTED"),
+                ("daily", 1, 1, "COMMITTED"),
+                ("daily", 2, 1, "COMMITTED"),
+            ],
+            1,
+        ):
+            connection.execute(text(made), {"p": name, "c": number, "r": revision, "s": state, "seq": seq})
+        connection.execute(
+            text("""INSERT INTO twophase.input_revision SELECT 'daily', n, 1, 'orders', 'orders', n, 1
+                FROM generate_series(1, 2) n""")
+        )
+        before = connection.execute(text("SELECT pipeline, checkpoint_id FROM twophase.stale")).all()
+
+    versions.upgrade(engine)
+
+    with engine.connect() as connection:
+        after = connection.execute(text("SELECT pipeline, checkpoint_id FROM twophase.stale")).all()
+    assert [tuple(row) for row in before] == [tuple(row) for row in after] == [("daily", 1)]
+
+
 # --- another version -------------------------------------------------------------------------------------------------
 
 

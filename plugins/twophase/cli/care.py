@@ -160,6 +160,9 @@ def sweep(
     pipeline: Some = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Look also where an earlier sweep has looked: the cost goes with the history.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Remove what the record says is dead: staged output of aborted attempts, and what retention is over for."""
@@ -170,7 +173,8 @@ def sweep(
     with opened() as record:
 
         def work(name: str) -> None:
-            for one in maintenance.sweep(record, maintenance.load(record, name), dry_run=dry_run):
+            declared = maintenance.load(record, name)
+            for one in maintenance.sweep(record, declared, dry_run=dry_run, everything=everything):
                 swept.append(one._asdict())
                 if not as_json:
                     say(f"{'would remove' if dry_run else 'removed'} {one.path}: {one.why}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Revision
 from twophase.core.retention import Retention
+from twophase.core.states import ENDED
 
 #: How many events go at once.
 BATCH = 10_000
@@ -30,11 +32,13 @@ class Expired(NamedTuple):
 def expired(connection: Connection, pipeline: str, retention: Retention) -> list[Expired]:
     """List the superseded revisions whose retention is over."""
     query = text(f"""
-        SELECT r.checkpoint_id, r.revision, r.superseded_at
-        FROM (SELECT *, row_number() OVER (PARTITION BY checkpoint_id ORDER BY revision DESC) AS newest
-              FROM twophase.revision
-              WHERE pipeline = :pipeline AND state = 'SUPERSEDED' AND swept_at IS NULL) r
-        WHERE r.newest > :keep_last AND r.superseded_at <= clock_timestamp() - CAST(:age AS interval) AND {_UNREAD}
+        SELECT r.checkpoint_id, r.revision, r.superseded_at FROM twophase.revision r
+        WHERE r.pipeline = :pipeline AND r.state = 'SUPERSEDED' AND r.swept_at IS NULL
+          AND r.superseded_at <= now() - CAST(:age AS interval)
+          AND (SELECT count(*) FROM twophase.revision n WHERE n.pipeline = r.pipeline
+               AND n.checkpoint_id = r.checkpoint_id AND n.revision > r.revision
+               AND n.state = 'SUPERSEDED' AND n.swept_at IS NULL) >= :keep_last
+          AND {_UNREAD}
         ORDER BY r.checkpoint_id, r.revision""")  # noqa: S608 - no user's text
     values = {"pipeline": pipeline, "keep_last": retention.keep_last, "age": retention.superseded_for}
     rows = connection.execute(query, values)
@@ -44,15 +48,50 @@ def expired(connection: Connection, pipeline: str, retention: Retention) -> list
 def mark_swept(connection: Connection, key: Key) -> bool:
     """Record that a superseded revision's output goes; False: it has gone already, or somebody began to read it."""
     statement = text(f"""
-        UPDATE twophase.revision r SET swept_at = clock_timestamp()
+        UPDATE twophase.revision r SET swept_at = clock_timestamp(), leftovers = true
         WHERE r.pipeline = :pipeline AND r.checkpoint_id = :checkpoint_id AND r.revision = :revision
           AND r.state = 'SUPERSEDED' AND r.swept_at IS NULL AND {_UNREAD}""")  # noqa: S608 - no user's text
     return bool(connection.execute(statement, key._asdict()).rowcount)
 
 
+def suspects(connection: Connection, pipeline: str) -> list[Revision]:
+    """List the revisions whose attempts may have left something that no sweep has looked for yet.
+
+    One that went well with its first attempt is never among them: what it staged is what it promoted.
+    """
+    from twophase.committer.record import REVISION, r, to_revision
+
+    doubtful = text("leftovers AND (epoch > 1 OR state IN ('ABORTING', 'ABORTED') OR swept_at IS NOT NULL)")
+    query = REVISION.where((r.pipeline == pipeline) & doubtful).order_by(r.checkpoint_id, r.revision)
+    return [to_revision(row) for row in connection.execute(query)]
+
+
+def mark_clean(connection: Connection, revisions: Collection[Revision]) -> None:
+    """Record that nothing is left of the attempts of revisions that have ended, unless one was moved meanwhile."""
+    statement = text("""
+        UPDATE twophase.revision r SET leftovers = false
+        FROM unnest(CAST(:pipelines AS text[]), CAST(:checkpoints AS bigint[]), CAST(:revisions AS int[]),
+                    CAST(:states AS text[]), CAST(:epochs AS int[]), CAST(:swept AS boolean[]))
+            AS seen (pipeline, checkpoint_id, revision, state, epoch, swept)
+        WHERE (r.pipeline, r.checkpoint_id, r.revision) = (seen.pipeline, seen.checkpoint_id, seen.revision)
+          AND (r.state, r.epoch, r.swept_at IS NOT NULL) = (seen.state, seen.epoch, seen.swept)""")
+    ended = [one for one in revisions if one.state in ENDED]
+    values = {
+        "pipelines": [one.key.pipeline for one in ended],
+        "checkpoints": [one.checkpoint_id for one in ended],
+        "revisions": [one.revision for one in ended],
+        "states": [one.state.value for one in ended],
+        "epochs": [one.epoch for one in ended],
+        "swept": [one.swept for one in ended],
+    }
+    if ended:
+        connection.execute(statement, values)
+
+
+#: By the time of the statement, not of each row, so that an index answers.
 _OLD_EVENTS = """SELECT e.id FROM twophase.event e
     JOIN twophase.revision r ON (r.pipeline, r.checkpoint_id, r.revision) = (e.pipeline, e.checkpoint_id, e.revision)
-    WHERE e.pipeline = :pipeline AND e.at <= clock_timestamp() - CAST(:age AS interval)
+    WHERE e.pipeline = :pipeline AND e.at <= now() - CAST(:age AS interval)
       AND r.state IN ('COMMITTED', 'SUPERSEDED', 'ABORTED')"""
 
 
@@ -63,6 +102,7 @@ def old_events(connection: Connection, pipeline: str, age: timedelta) -> int:
 
 
 def delete_events(connection: Connection, pipeline: str, age: timedelta) -> int:
-    """Delete some of those; return how many."""
-    statement = text(f"DELETE FROM twophase.event WHERE id IN ({_OLD_EVENTS} ORDER BY e.at LIMIT {BATCH})")  # noqa: S608 - no user's text
+    """Delete some of those; return how many. What another sweep deletes just now is left to it."""
+    some = f"{_OLD_EVENTS} ORDER BY e.at LIMIT {BATCH} FOR UPDATE OF e SKIP LOCKED"
+    statement = text(f"DELETE FROM twophase.event WHERE id IN ({some})")  # noqa: S608 - no user's text
     return int(connection.execute(statement, {"pipeline": pipeline, "age": age}).rowcount)

@@ -200,6 +200,10 @@ revision = Table(
     _time("aborted_at"),
     #: Aborted, nothing of its checkpoint is committed, and no later revision has taken it again.
     Column("failed", Boolean, nullable=False, server_default=text("false")),
+    #: Whether a sweep has yet to look for what its attempts left.
+    Column("leftovers", Boolean, nullable=False, server_default=text("true")),
+    #: Whether a revision of another pipeline that it reads was replaced since; a trigger sets it.
+    Column("outdated", Boolean, nullable=False, server_default=text("false")),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",
@@ -248,20 +252,27 @@ revision = Table(
     ),
     Index("revision_by_state", "pipeline", "state", "checkpoint_id", "revision"),
     Index("revision_by_run", "dag_id", "run_id", postgresql_where=text("dag_id IS NOT NULL")),
-    # what staleness looks at, and retention: only what was replaced
-    Index(
-        "revision_superseded",
-        "pipeline",
-        "checkpoint_id",
-        "revision",
-        postgresql_where=text("state = 'SUPERSEDED'"),
-    ),
+    # what retention looks at: what was replaced and is still there, the oldest first
     Index(
         "revision_unswept",
         "pipeline",
+        "superseded_at",
+        postgresql_where=text("state = 'SUPERSEDED' AND swept_at IS NULL"),
+    ),
+    # what a sweep looks at: not what went well the first time, and not what an earlier sweep has done with
+    Index(
+        "revision_leftovers",
+        "pipeline",
         "checkpoint_id",
         "revision",
-        postgresql_where=text("state = 'SUPERSEDED' AND swept_at IS NULL"),
+        postgresql_where=text("leftovers AND (epoch > 1 OR state IN ('ABORTING', 'ABORTED') OR swept_at IS NOT NULL)"),
+    ),
+    # what is stale
+    Index(
+        "revision_outdated",
+        "pipeline",
+        "checkpoint_id",
+        postgresql_where=text("outdated AND state = 'COMMITTED'"),
     ),
     # what failed since the last commit, and what failed last
     Index("revision_aborted", "pipeline", "aborted_at", postgresql_where=text("aborted_at IS NOT NULL")),

@@ -69,6 +69,7 @@ FAILPOINTS: dict[str, str] = {
     "sweep.inside": "a superseded revision written as swept, not yet committed to the database",
     "sweep.swept": "a superseded revision recorded as swept, its folder in place",
     "sweep.forgotten": "the folder of a swept revision removed",
+    "sweep.clean": "nothing dead is left of a pipeline's attempts, and that is recorded",
     "table.created": "in a first promotion to a table with a log of its own: it exists, empty",
     "table.widened": "in a promotion with new columns: the table has them, without rows",
 }

@@ -35,7 +35,7 @@ another in it, replacements included. A sink that cannot take back what it has s
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from twophase.core.declared import Declared
@@ -169,6 +169,13 @@ class Sink(Declared):
     @abstractmethod
     def attempts(self) -> Iterator[Attempt]:
         """List what attempts left on storage outside the table."""
+
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:  # noqa: ARG002 - for sinks that can
+        """List what attempts of these revisions (checkpoint, revision → newest attempt) left, and what else is at hand.
+
+        A sink that would have to go through its whole history for all of it goes by the revisions.
+        """
+        return self.attempts()
 
     @abstractmethod
     def remove(self, left: Attempt) -> None:

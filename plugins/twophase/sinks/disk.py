@@ -202,13 +202,26 @@ def folders(folder: Path | str) -> Iterator[str]:
 
 
 def remove(path: Path, graveyard: Path, name: str | None = None) -> None:
-    """Remove a file or a folder that others may still write into: first out of their reach, then for good."""
+    """Remove a file or a folder that others may still write into: first out of their reach, then for good.
+
+    Another sweeper may be at the same: whatever is gone is gone.
+    """
     dead = graveyard / f"{name or path.name}.{uuid.uuid4().hex}.dead"
     try:
         path.rename(dead)
     except FileNotFoundError:
         return
     if dead.is_dir():
-        shutil.rmtree(dead)
+        remove_tree(dead)
     else:
-        dead.unlink()
+        dead.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and all that is in it; what somebody else removes meanwhile is not missed."""
+
+    def unless_gone(_function: object, _path: str, info: tuple[object, BaseException, object]) -> None:
+        if not isinstance(info[1], FileNotFoundError):
+            raise info[1]
+
+    shutil.rmtree(folder, onerror=unless_gone)

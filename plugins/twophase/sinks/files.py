@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -22,7 +22,7 @@ from twophase.core.slots import Slot
 from twophase.sinks import adopting, disk, frames, manifests, paths, sealing
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
-from twophase.sinks.layout import SIDES, Marker, Place, markers, side
+from twophase.sinks.layout import ATTEMPT, SIDES, Marker, Place, markers, side
 from twophase.sinks.leftovers import Leftovers
 from twophase.sinks.promoting import TRIES, Promoter
 from twophase.sinks.relations import Relation
@@ -310,7 +310,9 @@ class Files(Sink):
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
         leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
-        for left in leftovers.attempts():
+        match = ATTEMPT.fullmatch(handle["name"])
+        newest = int(match[3]) if match else 0
+        for left in list(leftovers.of({key[1:]: newest})):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 leftovers.remove(left)
 
@@ -319,6 +321,10 @@ class Files(Sink):
     def attempts(self) -> Iterator[Attempt]:
         """List what attempts left beside the table."""
         yield from self._leftovers.attempts()
+
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List staged folders, and the manifests of these revisions: those of all that is committed are kept."""
+        yield from self._leftovers.of(revisions)
 
     def remove(self, left: Attempt) -> None:
         """Remove one of those, unless it is the manifest of what is visible: then another record knows of it."""

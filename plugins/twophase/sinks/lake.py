@@ -291,6 +291,10 @@ class Lake(Sink):
         """List the folders of all attempts, in the table or not, and the manifests."""
         yield from self._attempts(self._home)
 
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List them only if there is something to look for: what is in the table lies in the same folder."""
+        return self.attempts() if revisions else iter(())
+
     def remove(self, left: Attempt) -> None:
         """Remove one of those, unless it is in the table: then another record knows of it."""
         home, _, name = left.path.rpartition("/")

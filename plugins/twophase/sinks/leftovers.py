@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,23 @@ class Leftovers:
             for entry, path in disk.entries(self.side / name):
                 if match := ATTEMPT.fullmatch(entry):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
+
+    def of(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List staged and taken folders, and the manifests of their attempts and of these revisions, up to the newest.
+
+        Manifests are looked for by name: those of all that was ever committed are in the same folder.
+        """
+        looked_for = {(*key, attempt) for key, newest in revisions.items() for attempt in range(1, newest + 1)}
+        for name in SIDES[:2]:
+            for entry, path in disk.entries(self.side / name):
+                if match := ATTEMPT.fullmatch(entry):
+                    found = Attempt(int(match[1]), int(match[2]), int(match[3]), path)
+                    looked_for.add(found[:3])
+                    yield found
+        for checkpoint_id, revision, attempt in sorted(looked_for):
+            path = f"{self.side}/manifests/{checkpoint_id:08d}.r{revision}.a{attempt}.json"
+            if os.path.lexists(path):
+                yield Attempt(checkpoint_id, revision, attempt, path, manifest=True)
 
     def remove(self, left: Attempt) -> None:
         """Remove one of those, unless it is the manifest of what is visible: then another record knows of it.
@@ -81,8 +98,16 @@ class Leftovers:
     def superseded(self) -> Iterator[Superseded]:
         """List what later revisions took the place of."""
         for entry, path in disk.entries(self.side / "superseded"):
-            if (match := SUPERSEDED.fullmatch(entry)) and os.listdir(path) != [TOMBSTONE]:  # noqa: PTH208 - a string
+            if (match := SUPERSEDED.fullmatch(entry)) and self._is_kept(path):
                 yield Superseded(int(match[1]), int(match[2]), path)
+
+    @staticmethod
+    def _is_kept(path: str) -> bool:
+        """Say whether anything but a tombstone is in a folder; another sweeper may have removed it."""
+        try:
+            return os.listdir(path) != [TOMBSTONE]  # noqa: PTH208 - a string
+        except FileNotFoundError:
+            return False
 
     def forget(self, old: Superseded) -> None:
         """Remove one of those; where folders cannot be exchanged its name stays taken for ever (R3)."""
@@ -91,7 +116,10 @@ class Leftovers:
         if disk.can_exchange(path.parent):
             disk.remove(path, self.side / "taken", remains)
             return
-        (path / TOMBSTONE).touch()
+        try:
+            (path / TOMBSTONE).touch()
+        except FileNotFoundError:
+            return  # another sweeper was faster
         disk.fsync_folder(path)
         for entry in list(path.iterdir()):
             if entry.name != TOMBSTONE:

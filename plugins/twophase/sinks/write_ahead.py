@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -298,6 +298,14 @@ class WriteAhead(Sink):
     def attempts(self) -> Iterator[Attempt]:
         """List staged rows and manifests, then what the committer can drop once they are gone."""
         yield from self._log.attempts()
+        yield from self._marks()
+
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List staged rows, the manifests of these revisions, and what the committer can drop."""
+        yield from self._log.left_by(revisions)
+        yield from self._marks()
+
+    def _marks(self) -> Iterator[Attempt]:
         if self._owner and self.committer.forgets:
             with self.committer.of(*self._owner) as committer:
                 for mark in committer.marks():
@@ -309,7 +317,7 @@ class WriteAhead(Sink):
             self._log.remove(left)
             return
         mark = Mark(left.checkpoint_id, left.revision)
-        staged = (a for a in self._log.attempts() if not a.manifest)
+        staged = (a for a in self._log.left_by({}) if not a.manifest)
         if self._owner and not any((a.checkpoint_id, a.revision) == mark for a in staged):
             with self.committer.of(*self._owner) as committer:
                 committer.forget(mark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from twophase.testing.promoting import Promoting
 #: One promotion may take fewer lines than that in which they were counted, and come to its end.
 _KILLED = {-signal.SIGKILL, 0}
 _DONE = {Outcome.PROMOTED, Outcome.ALREADY_PROMOTED}
+#: How many sweep at once.
+SWEEPERS = 4
 
 
 class SinkContract:
@@ -281,6 +284,26 @@ class SinkContract:
         if stage.sink.copies:
             self._sweep(second)
         assert _same(read(), second.rows)
+
+    def test_sweepers_at_once_are_harmless_to_each_other(self, stage: Stage, read: Read) -> None:
+        """Whatever one of them has removed the others find gone, and nothing else goes."""
+        promoted = stage()
+        promoted.promote()
+        dead = [stage() for _ in range(3)]
+        mine = {(one.key.checkpoint_id, one.key.revision, one.attempt) for one in dead}
+        found = list(again(stage.sink).attempts())
+
+        def sweep(sink: Sink) -> None:
+            for left in found:
+                if left[:3] in mine:
+                    sink.remove(left)
+
+        with ThreadPoolExecutor(SWEEPERS) as pool:
+            list(pool.map(sweep, [again(stage.sink) for _ in range(SWEEPERS)]))
+
+        assert not [left for left in again(stage.sink).attempts() if left[:3] in mine]
+        assert {one.find() for one in dead} == {Outcome.FAILED}
+        assert (_same(read(), promoted.rows), promoted.find()) == (True, Outcome.ALREADY_PROMOTED)
 
     def _sweep(self, staged: Staged) -> None:
         """Remove what an attempt left, as the sweeper does."""
