@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave, medians, say, step
+from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave, medians, say, step, timed
 from benchmarks.place import Place, administer
 from benchmarks.workload import LINKS, Checkpoints
 from twophase.committer.record import PostgresTransaction
@@ -46,12 +46,18 @@ def run(place: Place, sizes: Sizes) -> Findings:
     many, few = found["many"], found["few"]
     return Findings(
         compared=f"{sizes.many:,} files done in the landing folder ÷ {sizes.few:,}",
-        figures=[Figure("begin with one new file", many["begin"], few["begin"])],
+        figures=[
+            Figure("begin with one new file", many["begin"], few["begin"]),
+            Figure("the same, beyond a bare listing of the folder", many["beyond"], few["beyond"], goal=3),
+        ],
         profile={
-            **{f"begin, {name}": medians(parts, ("begin", "list", "compare")) for name, parts in found.items()},
+            **{f"begin, {name}": medians(parts, ("begin", "bare", "list", "compare")) for name, parts in found.items()},
             **taking,
         },
-        notes=["`list` looks at every file of the folder, `compare` asks the record which of them are new"],
+        notes=[
+            "`list` looks at every file of the folder, `compare` asks the record which of them are new",
+            "`bare` is what listing the folder takes by itself: each name, with its size and time",
+        ],
     )
 
 
@@ -63,7 +69,17 @@ def _watched(checkpoints: Checkpoints) -> dict[str, float]:
         claim=(PostgresTransaction, "add_checkpoint"),
     ) as stopwatch:
         whole = checkpoints()
-        return {"begin": whole["begin"], **stopwatch.take()}
+        bare = timed(partial(list_bare, checkpoints.name))
+        return {"begin": whole["begin"], "bare": bare, "beyond": whole["begin"] - bare, **stopwatch.take()}
+
+
+def list_bare(name: str) -> int:
+    """Look at every file of a landing folder, and do nothing with it."""
+    total = 0
+    with os.scandir(data_path(f"landing/{name}")) as entries:
+        for entry in entries:
+            total += entry.stat().st_size
+    return total
 
 
 def fill(name: str, files: int) -> None:

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Revision, Run
 from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.errors import (
     ConfigError,
@@ -25,7 +26,7 @@ from twophase.core.errors import (
     StoreUnavailable,
 )
 from twophase.core.hindrances import Hindrance
-from twophase.core.ports import Committed, Outcome, Progress, Promotion
+from twophase.core.ports import Committed, Look, Outcome, Progress, Promotion
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 Pause = Callable[[str], None]
@@ -456,7 +457,15 @@ class MemoryTransaction:
         owned = [key[1] for key in self._rows("input_file") if (key[0], key[3]) == (pipeline, checkpoint_id)]
         return {name: (count, owned.count(name)) for name, count in fixed.items()}
 
-    def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
+    def look(self, pipeline: str) -> Look:
+        return Look(datetime.fromtimestamp(self.record.now, UTC), {})
+
+    def remember(self, *_: object) -> None:
+        raise AssertionError
+
+    def new_files(
+        self, pipeline: str, source: str, found: Sequence[InputFile], since: datetime | None = None
+    ) -> list[InputFile]:
         self._step("new_files")
         new = []
         for file in found:
@@ -975,7 +984,7 @@ class MemorySource:
         self.limit = limit
         self.pause = pause
 
-    def discover(self, slot: str | None = None) -> dict[str, int]:
+    def discover(self, slot: str | None = None, known: Known | None = None) -> dict[str, int]:
         self.pause("source.discover")
         return dict(self.ends)
 

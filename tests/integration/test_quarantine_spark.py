@@ -86,7 +86,7 @@ def plan(source: FixedFiles, writes: Mapping[str, Sink | None] | None = None, sl
     every.setdefault("words_quarantine", Kept())
     key = Key("wc", 17, 1)
     found = source.discover(slot)
-    files = [list(file) for file in (found.files if isinstance(found, Input) else sorted(found))]
+    files = [list(file) for file in sorted(found.files)]
     return Plan(
         *key,
         attempt=3,

@@ -20,7 +20,7 @@ from twophase import Pipeline
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Input, Json, Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, Json, Key, Known, Output, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import (
     Busy,
@@ -68,7 +68,7 @@ class Offsets:
     def __init__(self) -> None:
         self.end = 10
 
-    def discover(self, slot: str | None = None) -> int:
+    def discover(self, slot: str | None = None, known: Known | None = None) -> int:
         return self.end
 
     def fix(self, found: int, progress: Progress) -> Input:

@@ -20,7 +20,7 @@ from twophase.backfilling import Backfill, Selection
 from twophase.committer import backfills, queries, retention
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Revision, Run
 from twophase.core.claims import Claim
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Busy, ConfigError, IllegalTransition, StoreUnavailable
@@ -353,6 +353,9 @@ class Position:
     def new_files(self, found: Any) -> Any:
         raise AssertionError
 
+    def remember(self, before: Any, after: Any) -> None:
+        raise AssertionError
+
     def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
         return self.tx.committed_range(pipeline, sink, start, end, limit)
 
@@ -456,7 +459,7 @@ class Day:
     def claim(self, slot: str) -> Claim | None:
         return None
 
-    def discover(self, slot: str | None = None) -> list[InputFile]:
+    def discover(self, slot: str | None = None, known: Known | None = None) -> list[InputFile]:
         self.looks += 1
         return [InputFile(f"{slot}/{self.looks}.json", 1, self.looks)]
 

@@ -94,7 +94,7 @@ def words(**arguments: Any) -> Files:
 
 def everything(source: Files | Interval, slot: str | None = None) -> Input:
     found = source.discover(slot)
-    return found if isinstance(found, Input) else Input(files=tuple(sorted(found)))
+    return found if isinstance(found, Input) else Input(files=tuple(sorted(found.files)))
 
 
 def plan(

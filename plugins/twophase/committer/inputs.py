@@ -5,18 +5,19 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from twophase.committer import claims as slot_claims
 from twophase.committer import queries
 from twophase.committer import tables as t
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Output
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
-from twophase.core.ports import Committed
+from twophase.core.ports import Committed, Look
 from twophase.core.states import State
 
 #: The columns of a claim, as `add_checkpoint` copies them.
@@ -237,10 +238,50 @@ class Inputs:
         summary = self._summary(pipeline, checkpoint_id)
         return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
 
-    def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
+    def look(self, pipeline: str) -> Look:
+        """Say what time it is, and what the sources of a pipeline remember."""
+        k = t.known_files.c
+        clock = select(func.clock_timestamp().label("at")).subquery()
+        query = select(clock.c.at, k.source, k.newest, k.sums).select_from(
+            clock.outerjoin(t.known_files, k.pipeline == pipeline)
+        )
+        rows = self.connection.execute(query).all()
+        known = {row.source: Known(row.newest, bytes(row.sums)) for row in rows if row.source is not None}
+        return Look(rows[0].at, known)
+
+    def remember(
+        self, pipeline: str, source: str, before: Known | None, after: Known, since: datetime | None = None
+    ) -> None:
+        """Keep what a source knows in the place of what it knew, unless names were freed `since` it looked.
+
+        Whoever frees the name of a file forgets what is known, so nobody who looked before that can bring it back.
+        """
+        if before is None:
+            statement = """
+                INSERT INTO twophase.known_files (pipeline, source, newest, sums)
+                SELECT :pipeline, :source, :newest, :sums WHERE NOT EXISTS (SELECT FROM twophase.input_file
+                    WHERE pipeline = :pipeline AND source = :source AND gone_at >= :since)
+                ON CONFLICT DO NOTHING"""
+        else:
+            statement = """
+                UPDATE twophase.known_files SET newest = :newest, sums = :sums
+                WHERE pipeline = :pipeline AND source = :source AND newest = :old_newest AND sums = :old_sums"""
+        values = {"pipeline": pipeline, "source": source, **after._asdict(), "since": since}
+        if before is not None:
+            values |= {"old_newest": before.newest, "old_sums": before.sums}
+        self.connection.execute(text(statement), values)
+
+    def _forget(self, pipeline: str) -> None:
+        """Forget what the sources of a pipeline know: names of files are free again."""
+        self.connection.execute(delete(t.known_files).where(t.known_files.c.pipeline == pipeline))
+
+    def new_files(
+        self, pipeline: str, source: str, found: Sequence[InputFile], since: datetime | None = None
+    ) -> list[InputFile]:
         """Return those that no checkpoint owns; a known path that looks different now raises InputChanged.
 
-        One statement whatever the folder holds: only what is new or changed comes back.
+        One statement whatever was found: only what is new or changed comes back. A file whose name was freed `since` it
+        was looked for has left the folder meanwhile.
         """
         query = text("""
             SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.checkpoint_id
@@ -249,9 +290,12 @@ class Inputs:
             LEFT JOIN twophase.input_file f
                 ON f.pipeline = :pipeline AND f.source = :source AND f.path = n.path AND f.gone_at IS NULL
                 AND f.revision IS NULL
-            WHERE f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)""")
+            WHERE (f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)) AND NOT EXISTS (
+                SELECT FROM twophase.input_file g WHERE g.pipeline = :pipeline AND g.source = :source
+                    AND g.gone_at >= :since AND (g.path, g.size, g.mtime_ns) = (n.path, n.size, n.mtime_ns))""")
         paths, sizes, mtimes = ([file[column] for file in found] for column in range(3))
-        values = {"pipeline": pipeline, "source": source, "paths": paths, "sizes": sizes, "mtimes": mtimes}
+        values: dict[str, Any] = {"pipeline": pipeline, "source": source, "since": since}
+        values |= {"paths": paths, "sizes": sizes, "mtimes": mtimes}
         new = []
         for row in self.connection.execute(query, values):
             if row.checkpoint_id is not None:
@@ -285,6 +329,7 @@ class Inputs:
         f = t.input_file.c
         mine = (f.pipeline == pipeline) & (f.source == source) & (f.checkpoint_id == checkpoint_id)
         self.connection.execute(update(t.input_file).where(mine & f.gone_at.is_(None)).values(gone_at=func.now()))
+        self._forget(pipeline)
 
     def position(self, pipeline: str, source: str) -> Mapping[str, int]:
         """Return the decided offset per partition."""

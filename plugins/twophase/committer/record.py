@@ -565,5 +565,6 @@ class PostgresTransaction(Inputs):
             over = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.failed
             self.connection.execute(update(t.revision).where(over).values(failed=False))
             slot_claims.free(self.connection, pipeline, checkpoint_id)
+            self._forget(pipeline)
             self.note(Key(pipeline, checkpoint_id, max(found)), "released", why)
         return True

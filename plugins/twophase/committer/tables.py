@@ -16,6 +16,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -165,6 +166,19 @@ input_file = Table(
         postgresql_where=text("revision IS NOT NULL"),
     ),
     Index("input_file_by_checkpoint", "pipeline", "checkpoint_id", "source"),
+    # what has left its folder since somebody looked
+    Index("input_file_gone", "pipeline", "source", "gone_at", postgresql_where=text("gone_at IS NOT NULL")),
+)
+
+#: What a source remembers of the files that all have an owner: a look at its folder is held against that first.
+known_files = Table(
+    "known_files",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("newest", BigInteger, nullable=False),
+    Column("sums", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
 )
 
 revision = Table(

@@ -20,6 +20,17 @@ class InputFile(NamedTuple):
     mtime_ns: int
 
 
+class Known(NamedTuple):
+    """What is remembered of the files of a source that all have an owner: enough to see that they are still the same.
+
+    Its reader says what the sums are of; to the record it is one thing that is exchanged as a whole.
+    """
+
+    #: The latest modification time among them.
+    newest: int
+    sums: bytes
+
+
 class Key(NamedTuple):
     """The identity of a revision: it comes from the declaration, never from a run or a process."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Revision, Run
 from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
@@ -99,6 +100,10 @@ class Progress(Protocol):
         """Return those that no checkpoint owns; a known path that looks different now raises InputChanged."""
         ...
 
+    def remember(self, before: Known | None, after: Known) -> None:
+        """Keep what is known once this transaction is committed, unless another has kept something since."""
+        ...
+
     def position(self) -> Mapping[str, int]:
         """Return the decided offset per partition."""
         ...
@@ -123,6 +128,14 @@ class Committed(NamedTuple):
     upstream: Json
 
 
+class Look(NamedTuple):
+    """What is told to a pipeline's sources before they look for input."""
+
+    #: The time on the record's own clock.
+    at: datetime
+    known: Mapping[str, Known]
+
+
 class Source(Protocol):
     """What a checkpoint reads. `discover` looks outside, `fix` chooses under the pipeline's lock."""
 
@@ -140,8 +153,8 @@ class Source(Protocol):
         """Return what a slot alone may read here; None: slots may read the same. Looks at nothing."""
         ...
 
-    def discover(self, slot: str | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
-        """Look for input; may be slow, holds no lock."""
+    def discover(self, slot: str | None = None, known: Known | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+        """Look for input; may be slow, holds no lock. `known` is what this source had remembered, if it ever does."""
         ...
 
     def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover
@@ -349,8 +362,23 @@ class Transaction(Protocol):
         """Move a position from start to end, if it is at start (R4)."""
         ...
 
-    def new_files(self, pipeline: str, source: str, found: Sequence[InputFile]) -> list[InputFile]:
-        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged."""
+    def look(self, pipeline: str) -> Look:
+        """Say what time it is, and what the sources of a pipeline remember."""
+        ...
+
+    def remember(
+        self, pipeline: str, source: str, before: Known | None, after: Known, since: datetime | None = None
+    ) -> None:
+        """Keep what a source knows in the place of what it knew, unless names were freed `since` it looked."""
+        ...
+
+    def new_files(
+        self, pipeline: str, source: str, found: Sequence[InputFile], since: datetime | None = None
+    ) -> list[InputFile]:
+        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged.
+
+        What has left the folder `since` it was looked at is not new, though its name is free.
+        """
         ...
 
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Input, InputFile, Key, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Key, Known, Revision, Run
 from twophase.core.claims import refusal
 from twophase.core.errors import Busy, ConfigError, PromotionPending
 from twophase.core.failpoints import hit
@@ -20,9 +20,10 @@ from twophase.core.states import DECIDED, UNDECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from twophase.core.coordinator import Coordinator
-    from twophase.core.ports import Committed, Transaction
+    from twophase.core.ports import Committed, Look, Transaction
 
 Found = Mapping[str, Any]
 
@@ -49,10 +50,10 @@ class Taking:
         hit("begin.before")
         transact = self.coordinator.transact
         ended = self._ended(transact(lambda tx: tx.newest(self.pipeline, slot)))
-        taken = transact(lambda tx: self._go_on(tx, slot, ended))
+        taken, look = transact(lambda tx: (self._go_on(tx, slot, ended), tx.look(self.pipeline)))
         if taken is None:
-            found = {name: source.discover(slot) for name, source in self.coordinator.sources.items()}
-            taken = transact(lambda tx: self._take(tx, slot, ended, found))
+            found = {name: self._discover(name, slot, look) for name in self.coordinator.sources}
+            taken = transact(lambda tx: self._take(tx, slot, ended, found, look))
         if taken is not None and taken.state in UNDECIDED:
             self._adopt(taken)
         hit("begin.after")
@@ -160,7 +161,12 @@ class Taking:
         tx.adopt(left.key, epoch=left.epoch, run=self.run, lease=self.coordinator.lease)
         return tx.revision(left.key)
 
-    def _take(self, tx: Transaction, slot: str | None, ended: Run | None, found: Found) -> Revision | None:
+    def _discover(self, name: str, slot: str | None, look: Look) -> Any:  # noqa: ANN401 - the source's own
+        """Let a source look for input; one that remembers something is told."""
+        source, known = self.coordinator.sources[name], look.known.get(name)
+        return source.discover(slot) if known is None else source.discover(slot, known)
+
+    def _take(self, tx: Transaction, slot: str | None, ended: Run | None, found: Found, look: Look) -> Revision | None:
         """Add a revision: the next one of an aborted checkpoint, or the first one of a new checkpoint."""
         again = self._go_on(tx, slot, ended)
         if again is not None:
@@ -170,7 +176,7 @@ class Taking:
         if newest is not None and newest.state not in DECIDED:
             # Aborted: the input stays the checkpoint's and is taken again under the same id.
             return self._next_revision(tx, newest.checkpoint_id, found)
-        inputs = self._fix(tx, found, {})
+        inputs = self._fix(tx, found, {}, look.at)
         if slot is None and not any(inputs.values()):
             return None
         owned = {name: Input(ranges=fixed.ranges) if self._anew(name) else fixed for name, fixed in inputs.items()}
@@ -207,13 +213,18 @@ class Taking:
             raise ConfigError(refusal(self.pipeline, slot, holder))
 
     def _fix(
-        self, tx: Transaction, found: Found, ranges: Mapping[str, Mapping[str, tuple[int, int]]]
+        self,
+        tx: Transaction,
+        found: Found,
+        ranges: Mapping[str, Mapping[str, tuple[int, int]]],
+        looked: datetime | None = None,
     ) -> dict[str, Input]:
         """Let each source choose its input out of what was found."""
-        return {
-            name: self.coordinator.sources[name].fix(what, _Progress(tx, self.pipeline, name, ranges.get(name, {})))
-            for name, what in found.items()
-        }
+
+        def progress(name: str) -> _Progress:
+            return _Progress(tx, self.pipeline, name, ranges.get(name, {}), looked)
+
+        return {name: self.coordinator.sources[name].fix(what, progress(name)) for name, what in found.items()}
 
     def _adopt(self, taken: Revision) -> None:
         """Take what the slot's place held before us into the record as revision 0, before anything is staged."""
@@ -235,11 +246,21 @@ class Taking:
 class _Progress:
     """What a source may ask the record while it fixes an input."""
 
-    def __init__(self, tx: Transaction, pipeline: str, source: str, ranges: Mapping[str, tuple[int, int]]) -> None:
-        self._tx, self._pipeline, self._source, self._ranges = tx, pipeline, source, ranges
+    def __init__(
+        self,
+        tx: Transaction,
+        pipeline: str,
+        source: str,
+        ranges: Mapping[str, tuple[int, int]],
+        looked: datetime | None,
+    ) -> None:
+        self._tx, self._pipeline, self._source, self._ranges, self._looked = tx, pipeline, source, ranges, looked
 
     def new_files(self, found: Sequence[InputFile]) -> list[InputFile]:
-        return self._tx.new_files(self._pipeline, self._source, found)
+        return self._tx.new_files(self._pipeline, self._source, found, self._looked)
+
+    def remember(self, before: Known | None, after: Known) -> None:
+        self._tx.remember(self._pipeline, self._source, before, after, self._looked)
 
     def position(self) -> Mapping[str, int]:
         return self._tx.position(self._pipeline, self._source)

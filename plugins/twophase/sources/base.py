@@ -15,7 +15,7 @@ from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from twophase.core.checkpoint import Input, InputFile
+    from twophase.core.checkpoint import Input, InputFile, Known
     from twophase.core.claims import Claim
     from twophase.core.ports import Progress
     from twophase.sinks.base import Sink
@@ -56,8 +56,11 @@ class Source(Declared):
         """Check, before anything is recorded, that this source can be read."""
 
     @abstractmethod
-    def discover(self, slot: str | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
-        """Look for input, of a slot if the source goes by slots; may be slow, holds no lock."""
+    def discover(self, slot: str | None = None, known: Known | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+        """Look for input, of a slot if the source goes by slots; may be slow, holds no lock.
+
+        `known` is what `fix` asked to be remembered when it was last called, if it ever does.
+        """
 
     @abstractmethod
     def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover

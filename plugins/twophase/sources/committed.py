@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from twophase.core.checkpoint import Input
+from twophase.core.checkpoint import Input, Known
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.sinks.base import Sink
 from twophase.sinks.paths import ddl
@@ -46,7 +46,7 @@ class Committed(Source):
         """Return the constructor's arguments."""
         return {"pipeline": self.pipeline, "sink": self.sink, "max_checkpoints": self.max_checkpoints}
 
-    def discover(self, slot: str | None = None) -> None:
+    def discover(self, slot: str | None = None, known: Known | None = None) -> None:
         """Do nothing: what is committed is in the record, which `fix` asks."""
 
     def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - see discover

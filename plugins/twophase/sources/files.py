@@ -9,15 +9,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from twophase.core.checkpoint import Input, InputFile
+from twophase.core.checkpoint import Input, InputFile, Known
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
 from twophase.sinks import disk
 from twophase.sinks.disk import identity
-from twophase.sources.listing import finished, unreadable, words
+from twophase.sources import survey
+from twophase.sources.listing import unreadable, words
 from twophase.sources.quarantine import Quarantine
 from twophase.sources.reading import FixedFiles
+from twophase.sources.survey import Found
 
 AFTER_COMMIT = ("keep", "archive", "delete")
 
@@ -116,21 +118,28 @@ class Files(FixedFiles):
                 )
                 raise ConfigError(msg)
 
-    def discover(self, slot: str | None = None) -> list[InputFile]:  # noqa: ARG002 - takes what has landed
-        """List the finished files, in no order."""
+    def discover(self, slot: str | None = None, known: Known | None = None) -> Found:  # noqa: ARG002 - takes what has landed
+        """Look at the finished files; those that are known, and as they were, need not be asked about."""
         try:
-            return finished(str(self.folder), "", self.who)
+            return survey.look(str(self.folder), self.who, known)
         except FileNotFoundError:
             self.prepare()
-            return []
+            return Found([])
 
-    def fix(self, found: list[InputFile], progress: Progress) -> Input:
+    def fix(self, found: Found, progress: Progress) -> Input:
         """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone.
 
-        A name may be free because its file was committed and has left the folder since it was found: each file is
-        looked at once more, after the record was asked.
+        Nothing is looked at here, where the pipeline is locked: storage may be slow. Where files leave the folder after
+        the commit there are never many, and nothing is remembered of them.
         """
-        new = sorted(progress.new_files(found), key=lambda file: (file.mtime_ns, file.path))
+        new = progress.new_files(found.files)
+        taken = self._limited(sorted(new, key=lambda file: (file.mtime_ns, file.path)))
+        if not self.settles and (known := found.after(set(new) - set(taken))) != found.known:
+            progress.remember(found.known, known)
+        return Input(files=tuple(taken))
+
+    def _limited(self, new: list[InputFile]) -> list[InputFile]:
+        """Return as many of the new files as one checkpoint takes."""
         if self.max_files is not None:
             new = new[: self.max_files]
         if self.max_bytes is not None:
@@ -140,8 +149,7 @@ class Files(FixedFiles):
                 for number, (file, total) in enumerate(zip(new, totals, strict=True))
                 if number == 0 or total <= self.max_bytes
             ]
-        root = str(self.folder)
-        return Input(files=tuple(file for file in new if identity(f"{root}/{file.path}") == file[1:]))
+        return new
 
     def paths(self, fixed: Input) -> list[str]:
         """Return the fixed files in full: in the landing folder, or where they went when they were committed."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from twophase.core.checkpoint import InputFile
 from twophase.core.errors import ConfigError
 from twophase.sinks.paths import PATTERN
+
+_UNFINISHED = (".tmp", "._COPYING_")
 
 
 def finished(root: str, below: str, who: str) -> list[InputFile]:
@@ -16,47 +18,47 @@ def finished(root: str, below: str, who: str) -> list[InputFile]:
 
     FileNotFoundError: the folder is not there. A file or folder that goes away meanwhile is not listed.
     """
-    found: list[InputFile] = []
+    return [InputFile(path, stat.st_size, stat.st_mtime_ns) for path, stat in _stats(entries(root, below, who))]
+
+
+def entries(root: str, below: str, who: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the path of each finished file below a folder of the root, and how to look at it."""
     pending = [below]
     while pending:
         folder = pending.pop()
         try:
-            with os.scandir(f"{root}/{folder}") as entries:
-                pending.extend(_look_at(entries, root, folder, found, who))
+            with os.scandir(f"{root}/{folder}") as found:
+                for entry in found:
+                    name = entry.name
+                    if name[0] in "_." or name.endswith(_UNFINISHED):
+                        continue
+                    path = folder + name
+                    if not entry.is_file():
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(f"{path}/")
+                        continue
+                    if not path.isascii() or ":" in path:
+                        check_name(root, path, who)
+                    yield path, entry
         except PermissionError as error:
             raise unreadable(Path(root, folder), who) from error
         except FileNotFoundError:
             if folder == below:
                 raise
-    return found
 
 
-def _look_at(
-    entries: Iterator[os.DirEntry[str]], root: str, below: str, found: list[InputFile], who: str
-) -> Iterator[str]:
-    """Add one folder's files to those found; yield the folders in it."""
-    for entry in entries:
-        name = entry.name
-        if unfinished(name):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield f"{below}{name}/"
-            continue
+def _stats(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[tuple[str, os.stat_result]]:
+    """Look at each of those, but for what was removed since it was listed."""
+    for path, entry in found:
         try:
-            if not entry.is_file():
-                continue
-            stat = entry.stat()
-        except FileNotFoundError:  # removed since it was listed
+            yield path, entry.stat()
+        except FileNotFoundError:
             continue
-        path = below + name
-        if ":" in path or not path.isascii():
-            check_name(root, path, who)
-        found.append(InputFile(path, stat.st_size, stat.st_mtime_ns))
 
 
 def unfinished(name: str) -> bool:
     """Say whether a file or folder of this name is not looked at."""
-    return name.startswith(("_", ".")) or name.endswith((".tmp", "._COPYING_"))
+    return name.startswith(("_", ".")) or name.endswith(_UNFINISHED)
 
 
 def unreadable(folder: Path, who: str) -> ConfigError:

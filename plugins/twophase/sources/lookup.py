@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Input
+from twophase.core.checkpoint import Input, Known
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.ports import Progress
 from twophase.core.settings import data_path
@@ -59,7 +59,7 @@ class Lookup(FileFormat):
             msg = f"{self.who}: may not read {self.table}; give this user the right to"
             raise ConfigError(msg)
 
-    def discover(self, slot: str | None = None) -> None:
+    def discover(self, slot: str | None = None, known: Known | None = None) -> None:
         """Find nothing: what is there is read, whatever it is."""
 
     def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - nothing is fixed
