@@ -168,10 +168,11 @@ class Backfill:
 
     def end(self) -> None:
         """Say that all of it is done: the same, asked for again, is a new backfill."""
-        from twophase.committer import backfills
+        from twophase.committer import backfills, writes
 
         with self.record.transaction() as tx:
             backfills.end(tx.connection, self.started.id)
+            writes.settle(tx.connection, self.pipeline.name)
 
     def downstream(self, *, parallel: int = 1) -> Iterator[Done]:
         """Do again what was made from revisions that were replaced, pipeline after pipeline, upstream first."""

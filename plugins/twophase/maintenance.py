@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from twophase.core.checkpoint import Key, Output
 from twophase.core.failpoints import hit
@@ -196,15 +197,26 @@ def run_folder(key: Key, attempt: int, token: str) -> Path:
     return home() / "runs" / key.pipeline / f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"
 
 
-def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | None]:
-    """Compare every committed checkpoint with what each sink holds; yield each difference, and None per checkpoint."""
+@dataclass(frozen=True)
+class Verified:
+    """One committed checkpoint was compared with what a sink holds; it is no difference, so it is false."""
+
+    sink: str
+
+    def __bool__(self) -> Literal[False]:
+        """Tell it from a difference."""
+        return False
+
+
+def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | Verified]:
+    """Compare every committed checkpoint with what each sink holds; yield each difference, and what was compared."""
     from twophase.committer import queries
 
     for name, sink in pipeline.sinks.items():
         for promoted in queries.promoted(record.engine, pipeline.name, name):
             for difference in sink.verify(promoted.output):
                 yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
-            yield None
+            yield Verified(name)
         strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
         if strangers:  # something may have been promoted between the two looks: ask the record again
             strangers = list(sink.strangers(_standing(record, pipeline.name, name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from twophase.core.checkpoint import Output
     from twophase.sinks.base import Sink
 
+log = logging.getLogger("twophase")
+
 AsOf = datetime | int | str | None
 
 
@@ -28,6 +31,7 @@ def committed_files(pipeline: str, sink: str, as_of: AsOf = None, *, dsn: str | 
     """
     with _opened(dsn) as record:
         table = _sink(record, pipeline, sink)
+        _tell_of_holes(record, pipeline, sink)
         return [path for output in _promoted(record, pipeline, sink, as_of) for path in table.files(output)]
 
 
@@ -42,6 +46,7 @@ def read_committed(
     with _opened(dsn) as record:
         table = _sink(record, pipeline, sink)
         found = list(_promoted(record, pipeline, sink, as_of))
+        _tell_of_holes(record, pipeline, sink)
     if not found:
         when = "yet" if as_of is None else f"as of {as_of}"
         msg = f"pipeline {pipeline!r}: nothing is committed to {sink!r} {when}"
@@ -69,6 +74,16 @@ def _sink(record: PostgresRecord, pipeline: str, sink: str) -> Sink:
         msg = f"pipeline {pipeline!r}: no write {sink!r}, expected {', '.join(writes)}"
         raise ConfigError(msg)
     return writes[sink]
+
+
+def _tell_of_holes(record: PostgresRecord, pipeline: str, sink: str) -> None:
+    """Warn whoever reads a write that was added later: what was committed before is not in it."""
+    from twophase.committer import writes
+
+    with record.engine.connect() as connection:
+        for hole in writes.holes(connection, pipeline):
+            if hole.name == sink:
+                log.warning("%s: %s", pipeline, hole)
 
 
 def _promoted(record: PostgresRecord, pipeline: str, sink: str, as_of: AsOf) -> Iterator[Output]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -197,9 +198,10 @@ def verify(
     """Compare every committed checkpoint with what each sink holds, byte by byte. Exits 1 when they differ."""
     from twophase import maintenance
     from twophase.cli.opening import opened
+    from twophase.committer import writes
 
     differences: list[Difference] = []
-    checked = 0
+    checked: Counter[str] = Counter()
     broken: OSError | None = None
     with opened() as record:
         declared = maintenance.load(record, pipeline)
@@ -207,24 +209,28 @@ def verify(
             task = bar.add_task(f"verifying {pipeline}", total=_committed(record, pipeline) * len(declared.sinks))
             try:
                 for found in maintenance.verify(record, declared):
-                    if found is None:
-                        checked += 1
+                    if isinstance(found, maintenance.Verified):
+                        checked[found.sink] += 1
                         bar.advance(task)
                     else:
                         differences.append(found)
             except OSError as error:  # what was found before it is still worth knowing
                 broken = error
+        with record.engine.connect() as connection:
+            apart = [*writes.holes(connection, pipeline), *writes.dropped(connection, pipeline)]
     if as_json:
         print_json([one._asdict() for one in differences])
     elif differences:
         _differences(differences)
+    for one in apart:
+        complain(f"{pipeline}: {one}", style="yellow")
     if broken is not None:
         msg = f"pipeline {pipeline!r}: cannot be verified: {broken}"
         raise ConfigError(msg)
     if differences:
         raise typer.Exit(1)
     if not as_json:
-        say(_verdict(pipeline, checked, list(declared.sinks)))
+        say(_verdict(pipeline, checked))
 
 
 def _committed(record: PostgresRecord, pipeline: str) -> int:
@@ -252,8 +258,14 @@ def _differences(differences: list[Difference]) -> None:
     )
 
 
-def _verdict(pipeline: str, checked: int, sinks: list[str]) -> str:
+def _verdict(pipeline: str, checked: Counter[str]) -> str:
     if not checked:
         return f"{pipeline}: nothing is committed, and nothing is there"
-    count = checked // len(sinks)
-    return f"{pipeline}: {count} checkpoint{'' if count == 1 else 's'} verified in {', '.join(sinks)}: all as recorded"
+    by_count: dict[int, list[str]] = {}
+    for sink, count in checked.items():
+        by_count.setdefault(count, []).append(sink)
+    verified = [
+        f"{count} checkpoint{'' if count == 1 else 's'} verified in {', '.join(sinks)}"
+        for count, sinks in by_count.items()
+    ]
+    return f"{pipeline}: {', '.join(verified)}: all as recorded"

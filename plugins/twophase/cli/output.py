@@ -25,8 +25,8 @@ _WIDE = 100_000
 
 #: Headings of columns that may take several lines on a terminal.
 LONG = frozenset({
-    *("command", "dag", "difference", "error", "failed", "last failure", "parked", "promoted", "reason", "run", "slot"),
-    *("waiting", "what has happened", "who", "why"),
+    *("command", "dag", "difference", "error", "failed", "lacking", "last failure", "parked", "promoted", "reason"),
+    *("run", "slot", "waiting", "what has happened", "who", "why"),
 })  # fmt: skip
 #: Headings of columns that a narrow terminal does without: `show` has them.
 _SPARE = frozenset({"dag", "run"})

@@ -46,6 +46,7 @@ PIPELINES = (
     ("missing slots", "missing_slots"),
     ("last failure", "last_failure"),
     ("waiting", "waiting"),
+    ("lacking", "lacking"),
 )
 _SELDOM = frozenset({"parked", "failures", "failed_slots", "missing_slots"})
 #: How many input files `show` names before it only counts them.
@@ -75,7 +76,8 @@ def pipelines(*, as_json: Json = False) -> None:
 
 def _without_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out of a listing what a pipeline has none of: what is there is there to be seen."""
-    return {name: None if name in _SELDOM and value == 0 else value for name, value in row.items()}
+    shown = {name: None if name in _SELDOM and value == 0 else value for name, value in row.items()}
+    return {**shown, "lacking": "; ".join(row["lacking"]) or None}
 
 
 def checkpoints(
@@ -138,6 +140,9 @@ def show(
     parked(found)
     _show_inputs(found["inputs"])
     _show_participants(found["participants"])
+    for name in found["lacking"]:
+        which = f"{pipeline} --checkpoints {checkpoint_id}"
+        complain(f"write {name} has nothing of it, it was added or moved later; `twophase backfill {which}` fills it")
     _show_events(found["events"])
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, func, select, text, tuple_
 
 from twophase.committer import tables as t
+from twophase.committer import writes
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.states import LIVE, State
@@ -43,9 +44,13 @@ class Promoted(NamedTuple):
 
 
 def pipelines(connection: Connection) -> list[dict[str, Any]]:
-    """List the pipelines: last commit and what is pending."""
+    """List the pipelines: last commit, what is pending, and what a write lacks."""
     query = text("SELECT * FROM twophase.lag ORDER BY pipeline")
-    return [dict(row._mapping) for row in connection.execute(query)]
+    holes = list(writes.holes(connection))
+    return [
+        {**row._mapping, "lacking": [str(hole) for hole in holes if hole.pipeline == row.pipeline]}
+        for row in connection.execute(query)
+    ]
 
 
 #: How many checkpoints of each pipeline are stale: looked up from those that are marked, for most never are.
@@ -132,6 +137,7 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
     found["inputs"] = _inputs(connection, key)
     found["participants"] = _participants(connection, key)
     found["events"] = _events(connection, pipeline, checkpoint_id)
+    found["lacking"] = writes.lacking(connection, pipeline, found)
     return found
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from twophase.committer import tables as t
+from twophase.committer import writes
 from twophase.core.errors import ConfigError
 
 Declaration = Mapping[str, Any]
@@ -80,6 +81,7 @@ def _own(connection: Connection, name: str, outputs: Mapping[str, str], *, begun
             )
             raise ConfigError(msg)
     connection.execute(select(func.pg_advisory_xact_lock(LOCK)))  # two at once must not overlook each other
+    writes.declare(connection, name, {sink: location for location, sink in mine.items()}, outputs)
     connection.execute(delete(t.output).where(o.pipeline == name))
     for sink, location in outputs.items():
         inside = o.location.startswith(location + "/", autoescape=True)

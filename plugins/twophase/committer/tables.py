@@ -74,6 +74,20 @@ output = Table(
     Index("output_one_per_sink", "pipeline", "sink", unique=True),
 )
 
+#: From which checkpoint on a write takes part; one that was dropped is kept, for it is still in older checkpoints.
+write = Table(
+    "write",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    #: The first checkpoint and the first decision since it was added or moved; 1: it lacks nothing.
+    Column("since", BigInteger, nullable=False),
+    Column("since_seq", BigInteger, nullable=False),
+    #: The last checkpoint before it was dropped.
+    Column("until", BigInteger),
+    ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+)
+
 #: Which DAGs run a pipeline: who may read one of them may see the pipeline's commits.
 pipeline_dag = Table(
     "pipeline_dag",
