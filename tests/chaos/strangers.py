@@ -191,7 +191,7 @@ def _by_duckdb() -> list[tuple[int, str]]:
 def _by_psycopg2() -> list[tuple[int, str]]:
     with closing(psycopg2.connect(target())) as session, session.cursor() as cursor:
         cursor.execute(f"SELECT id, word FROM {TABLE}")
-        return cursor.fetchall()
+        return list(cursor.fetchall())
 
 
 def _by_adbc() -> list[tuple[int, str]]:
