@@ -26,7 +26,7 @@ from twophase.core.errors import (
     StoreUnavailable,
 )
 from twophase.core.hindrances import Hindrance
-from twophase.core.ports import Committed, Look, Outcome, Progress, Promotion
+from twophase.core.ports import Committed, Look, Outcome, Progress, Promotion, Reach
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 Pause = Callable[[str], None]
@@ -168,6 +168,20 @@ class MemoryTransaction:
     def _put(self, table: str, key: Any, row: Any) -> None:
         self._lock((table, key))
         self.writes[table, key] = row
+
+    # --- a record that is older than its sinks: not in this model ----------------------------------------------------
+
+    def receipt(self, key: Key) -> Json:
+        return {}
+
+    def reach(self, pipeline: str) -> Reach:
+        return Reach(1, None)
+
+    def lacks(self, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        return []
+
+    def say_behind(self, pipeline: str, why: str | None) -> None:
+        raise NotImplementedError
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
@@ -575,6 +589,12 @@ class MemorySink:
 
     def objection(self, *, latest: bool) -> str | None:
         return None
+
+    def newest(self, pipeline: str) -> int | None:
+        return None
+
+    def markers(self, pipeline: str) -> Iterable[tuple[int, int]]:
+        return ()
 
     def __init__(self, pause: Pause = no_pause, *, exchanges: bool = True) -> None:
         self.pause = pause

@@ -43,7 +43,7 @@ OTHER_SINKS = SENDING | {"promote.marked", "promote.applied", "table.created", "
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.
 ELSEWHERE = OTHER_SINKS | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),
-    *("sweep.inside", "sweep.swept", "sweep.forgotten"),
+    *("sweep.inside", "sweep.swept", "sweep.forgotten", "reconcile.before", "reconcile.inside", "reconcile.after"),
 })  # fmt: skip
 HERE = [name for name in FAILPOINTS if name not in ELSEWHERE]
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from twophase.core.checkpoint import Key, Output
+from twophase.core.coordinator import Coordinator
 from twophase.core.failpoints import hit
+from twophase.core.knowledge import ahead, check_known
 from twophase.core.settings import home
 from twophase.core.states import ENDED, State
 from twophase.core.sweeping import why_dead
@@ -62,10 +64,12 @@ def sweep(
     """Remove what the record says is dead; yield each thing as it goes. May be killed anywhere and run again.
 
     It looks where the record knows that something may have been left since the last sweep. With `everything` all that
-    the sinks hold is looked at: what a writer that outlived its run has left since is found, too.
+    the sinks hold is looked at: what a writer that outlived its run has left since is found, too. A record older than
+    its sinks cannot say what is dead: RecordBehind.
     """
     from twophase.committer import retention
 
+    check_known(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks))
     expired = _expire(record, pipeline, dry_run=dry_run)
     with record.engine.connect() as connection:
         suspects = retention.suspects(connection, pipeline.name)
@@ -212,6 +216,8 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
     """Compare every committed checkpoint with what each sink holds; yield each difference, and what was compared."""
     from twophase.committer import queries
 
+    if why := ahead(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks)):
+        yield Difference(pipeline.name, None, "", f"the record is older than its sinks: {why}")
     for name, sink in pipeline.sinks.items():
         for promoted in queries.promoted(record.engine, pipeline.name, name):
             for difference in sink.verify(promoted.output):

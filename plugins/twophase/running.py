@@ -20,10 +20,12 @@ from twophase.core.errors import (
     ConfigError,
     Fenced,
     NotYet,
+    RecordBehind,
     StoreUnavailable,
     in_one_line,
 )
 from twophase.core.failpoints import hit
+from twophase.core.knowledge import check_known
 from twophase.core.lease import Lease
 from twophase.core.settings import lease_seconds, spark_jobs
 from twophase.core.slots import Slot
@@ -208,6 +210,7 @@ class Runner:
         if found is None or found.state is not State.COMMITTING:
             msg = f"{which}: it is not committing, there is nothing to restage"
             raise ConfigError(msg)
+        check_known(self.coordinator)
         attempt = self.coordinator.restage(found.key, reason)
         self._stage_and_vote(attempt)
         return self.coordinator.finish(attempt.key)
@@ -241,8 +244,8 @@ class Runner:
             folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
             with Lease(self.coordinator, attempt) as lease:
                 self.staging.stage(attempt, self.stager, folder, lease)
-        except Fenced:
-            raise  # a newer attempt owns it: touch nothing
+        except (Fenced, RecordBehind):
+            raise  # a newer attempt owns it, or another time: touch nothing
         except BaseException as error:
             why = in_one_line(error)
             log.info("%s: attempt %s failed", attempt.key, attempt.epoch)

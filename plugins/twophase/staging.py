@@ -15,6 +15,7 @@ from twophase.core.checkpoint import Input, Json, Participant, Revision
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import AttemptFailed, ManifestMismatch, NoSpace, SchemaChanged
 from twophase.core.failpoints import hit
+from twophase.core.knowledge import check_known
 from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
 from twophase.core.states import State
@@ -53,6 +54,7 @@ class Staging:
         self._check_input(plan)
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
         staged = stager(plan, folder, lambda: lease.lost)
+        check_known(self.coordinator)
         for participant in participants:
             lease.check()
             self._vote(attempt, plan, participant, staged[participant.name])

@@ -21,6 +21,7 @@ from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import home
 from twophase.local.opening import open_record
 from twophase.maintenance import sweep as sweep_all
+from twophase.reconciliation import reconcile as reconcile_all
 from twophase.running import Runner, coordinator
 from twophase.sinks.base import Sink
 from twophase.sinks.lake import Lake
@@ -182,3 +183,9 @@ def sweep(kinds: str) -> None:
     """Remove what is dead."""
     for _ in sweep_all(open_record(), pipeline(kinds)):
         pass
+
+
+def reconcile(kinds: str) -> None:
+    """Bring a restored record up to its sinks."""
+    record, declared = open_record(), pipeline(kinds)
+    reconcile_all(record, declared, coordinator(record, declared), "restored")

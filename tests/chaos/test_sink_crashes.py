@@ -27,11 +27,12 @@ pytestmark = pytest.mark.chaos
 NOT_HERE = frozenset({
     *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
     *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
-    *("table.created", "table.widened"),
+    *("table.created", "table.widened", "reconcile.before", "reconcile.inside", "reconcile.after"),
 })  # fmt: skip
 STAGED_AS_FILES = frozenset({"stage.manifest", "stage.marked"})
 CHECKED = frozenset({"promote.checked", "promote.visible"})
 TAKEN = frozenset({"promote.taken"})
+RECEIPTED = frozenset({"promote.receipt"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
 LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
 ALL = "+".join(sinking.LOCAL)
@@ -75,6 +76,7 @@ def points(kinds: str) -> list[str]:
         STAGED_AS_FILES: parts & {"files", "sent", *LAKES},
         CHECKED: parts & {"files", *LAKES},
         TAKEN: parts & {"files"},
+        RECEIPTED: parts & {"files", "sent", *LAKES},
         POSTGRES_ONLY: parts & set(sinking.TABLES),
         frozenset({"promote.durable"}): parts - {"sent"},
         scenarios.SENDING: parts & {"sent"},

@@ -478,6 +478,12 @@ class Nowhere:
     def objection(self, *, latest: bool) -> str | None:
         return None
 
+    def newest(self, pipeline: str) -> int | None:
+        return None
+
+    def markers(self, pipeline: str) -> tuple[tuple[int, int], ...]:
+        return ()
+
     def place(
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:

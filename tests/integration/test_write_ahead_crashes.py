@@ -22,6 +22,11 @@ WINDOWS = {"send.row", "send.sent"}
 SENDING = [name for name in FAILPOINTS if name.startswith("send.")]
 
 
+def met(point: str) -> int:
+    """Return at which time a process dies: the second subtask or row, or the one end."""
+    return 1 if point == "send.closed" else 2
+
+
 # --- killed while sending --------------------------------------------------------------------------------------------
 
 
@@ -34,7 +39,10 @@ def test_killed_anywhere_nothing_is_lost_and_only_the_two_windows_double(
     bench.land()
 
     crashed = call(
-        senders.take, bench.pipeline.declaration(), log=bench.home / "crash.log", failpoints=f"{point}=kill@2"
+        senders.take,
+        bench.pipeline.declaration(),
+        log=bench.home / "crash.log",
+        failpoints=f"{point}=kill@{met(point)}",
     )
     recovered = call(senders.recover, log=bench.home / "recover.log")
 
@@ -56,7 +64,10 @@ def test_killed_anywhere_each_row_takes_effect_once_where_its_id_is_kept(
     bench.land(rows=6)
 
     crashed = call(
-        senders.take, bench.pipeline.declaration(), log=bench.home / "crash.log", failpoints=f"{point}={action}@2"
+        senders.take,
+        bench.pipeline.declaration(),
+        log=bench.home / "crash.log",
+        failpoints=f"{point}={action}@{met(point)}",
     )
     recovered = call(senders.recover, log=bench.home / "recover.log")
 

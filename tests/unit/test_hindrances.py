@@ -20,7 +20,10 @@ BOTH = (
     f"put back what is missing and alter the target of dwh so that it takes the rows, {RECOVER};"
     f" or mend the transform and {RESTAGE} --sink dwh --sink lake --reason …`"
 )
-NOT_OURS = f"look with `twophase verify orders` at what dwh holds that is not in this record, move it away, {RECOVER}"
+NOT_OURS = (
+    "look with `twophase reconcile orders` at what dwh holds that is not in this record, let it record that or move it"
+    f" away, {RECOVER}"
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_the_ways_out_fit_what_stands_in_the_way(found: dict[str, Hindrance], sa
     [
         ({"lake": LOST}, "twophase restage orders 9 --reason …"),
         ({"dwh": REFUSED}, "twophase restage orders 9 --sink dwh --reason …"),
-        ({"dwh": FOREIGN, "lake": LOST}, "twophase verify orders"),
+        ({"dwh": FOREIGN, "lake": LOST}, "twophase reconcile orders"),
     ],
 )
 def test_one_command_stands_for_them_in_a_listing(found: dict[str, Hindrance], said: str) -> None:

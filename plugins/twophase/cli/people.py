@@ -148,13 +148,16 @@ def _opened(pipeline: str) -> Any:  # noqa: ANN401 - a context manager around a 
     from contextlib import contextmanager
 
     from twophase.cli.opening import opened
+    from twophase.core.knowledge import check_known
     from twophase.maintenance import load
     from twophase.running import coordinator
 
     @contextmanager
     def one() -> Any:  # noqa: ANN401 - see above
         with opened() as record:
-            yield coordinator(record, load(record, pipeline))
+            found = coordinator(record, load(record, pipeline))
+            check_known(found)
+            yield found
 
     return one()
 
@@ -186,3 +189,11 @@ def parked(found: Mapping[str, Any]) -> None:
     if found["parked_reason"]:
         ways = hindrances.ways_out(found["pipeline"], found["checkpoint_id"], found["hindrances"] or {})
         complain(f"it needs a person: {ways}")
+
+
+def behind(found: Mapping[str, Any]) -> None:
+    """Say that a pipeline's record is older than its sinks, and what a person can do."""
+    if found["behind"]:
+        name = found["pipeline"]
+        complain(f"{name}: its record is older than its sinks, and no run begins: {found['behind']}")
+        complain(f"it needs a person: twophase reconcile {name}")

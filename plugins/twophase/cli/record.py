@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twophase.cli.output import Json, cell, complain, listing, print_json, say, size, state, table
-from twophase.cli.people import parked
+from twophase.cli.people import behind, parked
 from twophase.core.states import State
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def pipelines(*, as_json: Json = False) -> None:
         complain("no pipelines in the record yet; `twophase run FILE` enters one")
     else:
         listing([_without_zeros(row) for row in found], PIPELINES)
+        for row in found:
+            behind(row)
 
 
 def _without_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +140,7 @@ def show(
         return
     _show_revision(found)
     parked(found)
+    behind(found)
     _show_inputs(found["inputs"])
     _show_participants(found["participants"])
     for name in found["lacking"]:

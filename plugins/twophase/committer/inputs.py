@@ -41,7 +41,7 @@ class Inputs:
         self.connection.execute(
             insert(t.checkpoint).values(pipeline=pipeline, checkpoint_id=checkpoint_id, slot=slot, inputs=summary)
         )
-        self._copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
+        self.copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
         return checkpoint_id
 
     def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
@@ -61,7 +61,7 @@ class Inputs:
         mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
         summary = {source: fixed.summary() | _counted(fixed) for source, fixed in inputs.items()}
         self.connection.execute(update(t.revision).where(mine).values(inputs=summary))
-        self._copy_files(key, inputs, key.revision)
+        self.copy_files(key, inputs, key.revision)
         rows = [
             {**key._asdict(), "source": source, **_upstream(output.key)}
             for source, fixed in inputs.items()
@@ -70,7 +70,8 @@ class Inputs:
         if rows:
             self.connection.execute(insert(t.input_revision), rows)
 
-    def _copy_files(self, key: Key, inputs: Mapping[str, Input], revision: int | None) -> None:
+    def copy_files(self, key: Key, inputs: Mapping[str, Input], revision: int | None) -> None:
+        """Claim files for a checkpoint, or keep them as one revision's alone."""
         files = io.StringIO()
         rows = csv.writer(files)
         for source, fixed in inputs.items():

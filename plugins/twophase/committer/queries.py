@@ -44,8 +44,9 @@ class Promoted(NamedTuple):
 
 
 def pipelines(connection: Connection) -> list[dict[str, Any]]:
-    """List the pipelines: last commit, what is pending, and what a write lacks."""
-    query = text("SELECT * FROM twophase.lag ORDER BY pipeline")
+    """List the pipelines: last commit, what is pending, what a write lacks, and whether sinks know more."""
+    query = text("""SELECT lag.*, p.behind FROM twophase.lag JOIN twophase.pipeline p ON p.name = lag.pipeline
+        ORDER BY pipeline""")
     holes = list(writes.holes(connection))
     return [
         {**row._mapping, "lacking": [str(hole) for hole in holes if hole.pipeline == row.pipeline]}
@@ -64,7 +65,8 @@ def overview(connection: Connection, wanted: Collection[str]) -> list[dict[str, 
     """List some pipelines: last commit, and how many of their revisions are pending, parked and stale."""
     query = text("""
         SELECT lag.*, (SELECT count(*) FROM twophase.revision r WHERE r.pipeline = lag.pipeline
-            AND r.state = 'COMMITTING' AND r.parked_reason IS NOT NULL) AS parked
+            AND r.state = 'COMMITTING' AND r.parked_reason IS NOT NULL) AS parked,
+            (SELECT p.behind FROM twophase.pipeline p WHERE p.name = lag.pipeline) AS behind
         FROM twophase.lag WHERE pipeline = ANY(:wanted) ORDER BY pipeline""")
     asked = {"wanted": list(wanted)}
     counted = {row.pipeline: row.stale for row in connection.execute(text(_STALE), asked)}
@@ -138,6 +140,8 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
     found["participants"] = _participants(connection, key)
     found["events"] = _events(connection, pipeline, checkpoint_id)
     found["lacking"] = writes.lacking(connection, pipeline, found)
+    p = t.pipeline.c
+    found["behind"] = connection.execute(select(p.behind).where(p.name == pipeline)).scalar()
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 
-from twophase.committer import backfills
+from twophase.committer import backfills, receipts
 from twophase.committer import claims as slot_claims
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
@@ -42,6 +42,7 @@ from twophase.committer.inputs import Inputs
 from twophase.core.checkpoint import Json, Key, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable, Unreachable
 from twophase.core.hindrances import Hindrance
+from twophase.core.ports import Reach
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
@@ -354,7 +355,7 @@ class PostgresTransaction(Inputs):
                 lease_until=_lease_until(lease),
             )
         )
-        self._event(key, 0, "begin", to=State.OPEN, why=f"run {run}")
+        self.event(key, 0, "begin", to=State.OPEN, why=f"run {run}")
         return self.revision(key)
 
     def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
@@ -380,7 +381,7 @@ class PostgresTransaction(Inputs):
             adopted = Participant(name, "sink", attempt, vote=True, handle=handle, manifest=manifest)
             self.put_participant(key, adopted)
             self.mark_committed(key, name)
-        self._event(key, epoch, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")
+        self.event(key, epoch, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")
 
     def move(  # noqa: PLR0913 - the columns of a transition, by name
         self,
@@ -412,7 +413,7 @@ class PostgresTransaction(Inputs):
             update(t.revision).where(here).values(state=to, epoch=epoch + bump, **changes)
         ).rowcount
         if moved:
-            self._event(key, epoch + bump, "attempt" if bump else to.lower(), from_=before.state, to=to, why=why)
+            self.event(key, epoch + bump, "attempt" if bump else to.lower(), from_=before.state, to=to, why=why)
             return True
         if before.state is to and before.epoch == epoch and not bump:
             return False
@@ -435,7 +436,7 @@ class PostgresTransaction(Inputs):
             msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"
             raise Fenced(msg)
         if before.run != run:
-            self._event(key, epoch, "taken over", why=f"by run {run} from run {before.run}, whose lease ran out")
+            self.event(key, epoch, "taken over", why=f"by run {run} from run {before.run}, whose lease ran out")
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
         """Extend the lease of a live revision on the database's clock."""
@@ -451,7 +452,7 @@ class PostgresTransaction(Inputs):
         here = is_this(key) & own & r.committed_at.is_not(None) & r.acknowledged_at.is_(None)
         seen = update(t.revision).where(here).values(acknowledged_at=func.clock_timestamp()).returning(r.epoch)
         if (epoch := self.connection.execute(seen).scalar()) is not None:
-            self._event(key, epoch, "acknowledged", why=f"by run {run}")
+            self.event(key, epoch, "acknowledged", why=f"by run {run}")
 
     def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
         """Keep what finds the Spark job of an attempt again."""
@@ -474,14 +475,14 @@ class PostgresTransaction(Inputs):
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & own & r.error.is_distinct_from(why)
         if not self.connection.execute(update(t.revision).where(here).values(error=why)).rowcount:
             return False
-        self._event(key, epoch, "failed", why=why)
+        self.event(key, epoch, "failed", why=why)
         return True
 
     def note(self, key: Key, action: str, why: str = "") -> None:
         """Add an event that is not a transition."""
-        self._event(key, select(r.epoch).where(is_this(key)).scalar_subquery(), action, why=why)
+        self.event(key, select(r.epoch).where(is_this(key)).scalar_subquery(), action, why=why)
 
-    def _event(  # noqa: PLR0913 - the columns of an event
+    def event(  # noqa: PLR0913 - the columns of an event
         self,
         key: Key,
         epoch: int | ScalarSelect[Any],
@@ -491,6 +492,7 @@ class PostgresTransaction(Inputs):
         to: State | None = None,
         why: str = "",
     ) -> None:
+        """Add an event, in the transaction of what it tells."""
         self.connection.execute(
             insert(t.event).values(
                 **key._asdict(),
@@ -549,6 +551,26 @@ class PostgresTransaction(Inputs):
             )
             .on_conflict_do_nothing()
         )
+
+    # --- a record that is older than its sinks -----------------------------------------------------------------------
+
+    def receipt(self, key: Key) -> Json:
+        """Return all that the record knows of a decided revision, for its sinks to keep."""
+        return receipts.receipt(self.connection, self.revision(key), self.participants(key))
+
+    def reach(self, pipeline: str) -> Reach:
+        """Return how far the record's knowledge goes."""
+        p = t.pipeline.c
+        row = self.connection.execute(select(p.next_commit_seq, p.behind).where(p.name == pipeline)).first()
+        return Reach(row.next_commit_seq, row.behind) if row else Reach(1, None)
+
+    def lacks(self, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return those checkpoints and revisions that are not decided in the record."""
+        return receipts.lacks(self.connection, pipeline, held)
+
+    def say_behind(self, pipeline: str, why: str | None) -> None:
+        """Say at the pipeline that a sink holds what the record lacks; None: that is over."""
+        self.connection.execute(update(t.pipeline).where(t.pipeline.c.name == pipeline).values(behind=why))
 
     def release(self, pipeline: str, checkpoint_id: int, why: str) -> bool:
         """Free the input of a checkpoint whose revisions are all ABORTED; twice is once."""

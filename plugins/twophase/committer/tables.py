@@ -59,6 +59,8 @@ pipeline = Table(
     _now("updated_at"),
     #: Whether the slots that began before there were claims have theirs.
     Column("claimed", Boolean, nullable=False, server_default=text("false")),
+    #: Which sinks hold what this record has forgotten; no run begins before a person has decided.
+    Column("behind", Text),
     CheckConstraint("name ~ '^[a-z][a-z0-9_]*$'", name="name"),
     CheckConstraint("next_checkpoint_id > 0 AND next_commit_seq > 0", name="ids"),
 )

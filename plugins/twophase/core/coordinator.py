@@ -40,6 +40,7 @@ from twophase.core.errors import (
 )
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance, ways_out
+from twophase.core.knowledge import check_known
 from twophase.core.ports import Outcome, Promotion, Record, Sink, Source, Transaction
 from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.core.taking import Taking
@@ -337,7 +338,7 @@ class Coordinator:
     def _promote(self, revision: Revision, behind: dict[Queue, Key]) -> None:
         """Promote each sink without a row in `committed`, then mark COMMITTED; one that is down delays only itself."""
         key = revision.key
-        done = self.transact(lambda tx: tx.committed(key))
+        done, receipt = self.transact(lambda tx: (tx.committed(key), tx.receipt(key)))
         waiting: list[str] = []
         failed: dict[str, tuple[str, Hindrance]] = {}
         for participant in self.transact(lambda tx: tx.participants(key)):
@@ -348,7 +349,7 @@ class Coordinator:
                 waiting.append(f"{participant.name}: {behind[queue]} comes first")
                 continue
             hit("promote.before")
-            promotion = self._promote_sink(revision, participant)
+            promotion = self._promote_sink(revision, participant, receipt)
             if promotion.outcome in VISIBLE:
                 self._record_promotion(key, participant, promotion)
                 continue
@@ -382,11 +383,11 @@ class Coordinator:
         tx.park(key, *parking(failed))
         return True
 
-    def _promote_sink(self, revision: Revision, participant: Participant) -> Promotion:
+    def _promote_sink(self, revision: Revision, participant: Participant, receipt: Json) -> Promotion:
         """Promote one sink, if it was voted for; an unknown outcome is settled by its marker."""
         if not participant.vote:
             return _unvoted(revision, participant)
-        handle = _decided(revision, participant)
+        handle = {**_decided(revision, participant), "receipt": receipt}
         try:
             promotion = self.sinks[participant.name].promote(revision.key, handle, participant.manifest)
         except ConfigError as error:  # a connection that is not defined here, for one
@@ -492,6 +493,7 @@ class Coordinator:
     def abort(self, revision: Revision, why: str, *, unleased: bool = False) -> Revision:
         """End a revision before its commit point and discard what it staged; after the commit point change nothing."""
         hit("abort.before")
+        check_known(self)
 
         def step(tx: Transaction) -> Revision:
             held = tx.hold(revision.key)

@@ -104,6 +104,10 @@ class Parked(TwophaseError):
     """A decided revision cannot be promoted without a person: its staged output is gone or not what was voted for."""
 
 
+class RecordBehind(TwophaseError):
+    """A sink holds what the record has never heard of: it was restored from a backup; nothing was changed."""
+
+
 class ConfigError(TwophaseError):
     """The declaration, a setting or an argument is wrong; nothing was changed."""
 

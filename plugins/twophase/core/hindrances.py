@@ -25,7 +25,8 @@ _MENDING = {
     Hindrance.LOST: "put back what is missing",
     Hindrance.REFUSED: "alter the target of {sinks} so that it takes the rows",
     Hindrance.FOREIGN: (
-        "look with `twophase verify {pipeline}` at what {sinks} holds that is not in this record, move it away"
+        "look with `twophase reconcile {pipeline}` at what {sinks} holds that is not in this record, let it record that"
+        " or move it away"
     ),
 }
 
@@ -61,4 +62,4 @@ def restaging(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) 
 
 def command(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -> str:
     """Return the one command that gets a parked revision further, or shows what is to be mended first."""
-    return restaging(pipeline, checkpoint_id, hindrances) or f"twophase verify {pipeline}"
+    return restaging(pipeline, checkpoint_id, hindrances) or f"twophase reconcile {pipeline}"

@@ -51,7 +51,7 @@ class Sink(Protocol):
 
     `handle` comes from `place` and is in the record before anything is written under it, so any process can go on.
     After the commit point, for `find` and `promote`, it also says `commit_seq`, and `timestamp`: when the revision was
-    begun.
+    begun; for `promote` also `receipt`: what the record knows of the decision.
     """
 
     @property
@@ -92,6 +92,14 @@ class Sink(Protocol):
         """Remove what the attempts of a dead revision staged; called only after the move to ABORTING."""
         ...
 
+    def newest(self, pipeline: str) -> int | None:
+        """Return the highest commit_seq that it was given, 0 for none; None: only `markers` can say what it holds."""
+        ...
+
+    def markers(self, pipeline: str) -> Iterable[tuple[int, int]]:
+        """Yield checkpoint and revision of all that it shows of a pipeline."""
+        ...
+
 
 class Progress(Protocol):
     """What a source may ask the record while it fixes an input, inside begin's transaction."""
@@ -115,6 +123,15 @@ class Progress(Protocol):
     def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
         """Return what another pipeline committed to a sink from one commit_seq on."""
         ...
+
+
+class Reach(NamedTuple):
+    """How far a record's knowledge of a pipeline goes."""
+
+    #: Every decision below it is recorded.
+    next_commit_seq: int
+    #: What was said of sinks that hold more than that.
+    behind: str | None
 
 
 class Committed(NamedTuple):
@@ -324,6 +341,22 @@ class Transaction(Protocol):
 
     def committed(self, key: Key) -> set[str]:
         """Return the names of the sinks whose rows are in `committed`."""
+        ...
+
+    def receipt(self, key: Key) -> Json:
+        """Return all that the record knows of a decided revision, for its sinks to keep."""
+        ...
+
+    def reach(self, pipeline: str) -> Reach:
+        """Return how far the record's knowledge goes."""
+        ...
+
+    def lacks(self, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return those checkpoints and revisions that are not decided in the record."""
+        ...
+
+    def say_behind(self, pipeline: str, why: str | None) -> None:
+        """Say at the pipeline that a sink holds what the record lacks; None: that is over."""
         ...
 
     def mark_committed(self, key: Key, sink: str) -> None:

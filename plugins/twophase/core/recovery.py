@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from twophase.core.errors import Fenced, Parked, PromotionPending, SinkUnavailable
 from twophase.core.failpoints import hit
+from twophase.core.knowledge import check_known
 from twophase.core.states import UNDECIDED, State
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def recover(
     out by several at once. `aborting` is told of each that is about to be aborted.
     """
     hit("recover.before")
+    check_known(coordinator)
     decisions: list[tuple[Revision, Decision]] = []
     for found in coordinator.transact(lambda tx: tx.unfinished(coordinator.pipeline)):
         revision = found

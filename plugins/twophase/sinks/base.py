@@ -28,6 +28,10 @@ A promotion ends in one of five outcomes (`Outcome`): PROMOTED, ALREADY_PROMOTED
 changed), FAILED (for a reason that only a person can mend; the marker was read again before saying so) or UNKNOWN (the
 reply was lost: `find` is asked next). They never raise for these.
 
+The handle of `promote` has, beside what `place` named, `commit_seq` and `receipt`: what the record knows of the
+decision. A sink that keeps the latter before it shows anything lets a record that was restored from a backup be brought
+up to what its sinks hold (`twophase reconcile`).
+
 A sink that keeps its marker as a high-water mark declares `ordered`: then no promotion of the pipeline overtakes
 another in it, replacements included. A sink that cannot take back what it has shown says so in `objection`.
 """
@@ -194,6 +198,23 @@ class Sink(Declared):
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:  # noqa: ARG002 - for sinks that can
         """Yield what is visible in the sink but is no committed checkpoint's, as far as that can be told."""
+        return iter(())
+
+    # --- for a record that is older than the sink --------------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:  # noqa: ARG002 - for sinks that can
+        """Return the highest commit_seq that it was given of a pipeline, 0 for none; one cheap look, whatever it holds.
+
+        None: it was never told a number, and only `markers` can say what it holds.
+        """
+        return None
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:  # noqa: ARG002 - for sinks that can
+        """Yield the receipts that it keeps of a pipeline's decisions, from one commit_seq on, in order."""
+        return iter(())
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - for sinks that can
+        """Yield checkpoint and revision of all that it shows of a pipeline, as far as it can tell, however much."""
         return iter(())
 
     # --- reading: for sinks that can be read by the record -----------------------------------------------------------

@@ -68,7 +68,8 @@ def digest(content: bytes) -> str:
 
 def create(path: Path, content: bytes) -> None:
     """Create a file, whole and durable, under a name that must not exist; the same content there already is fine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        make_folders(next(folder for folder in path.parents if folder.is_dir()), path.parent)
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with new.open("wb") as file:

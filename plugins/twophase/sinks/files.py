@@ -22,13 +22,14 @@ from twophase.core.slots import Slot
 from twophase.sinks import adopting, disk, frames, manifests, paths, sealing
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
-from twophase.sinks.layout import ATTEMPT, SIDES, Marker, Place, markers, side
+from twophase.sinks.layout import ATTEMPT, CHECKPOINT, SIDES, Marker, Place, markers, side
 from twophase.sinks.leftovers import Leftovers
 from twophase.sinks.promoting import TRIES, Promoter
+from twophase.sinks.receipts import Receipts
 from twophase.sinks.relations import Relation
 from twophase.sinks.rows import COMPRESSIONS, FORMATS
 from twophase.sinks.sealing import Written
-from twophase.sinks.storage import writer_options
+from twophase.sinks.storage import DISK, writer_options
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
@@ -341,6 +342,34 @@ class Files(Sink):
     @property
     def _leftovers(self) -> Leftovers:
         return Leftovers(Path(self.location()), slotted=self.slotted)
+
+    # --- for a record that is older than the table -------------------------------------------------------------------
+
+    @property
+    def _receipts(self) -> Receipts:
+        return Receipts(DISK, side(Path(self.location())))
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt; the markers of a table without any tell no numbers."""
+        return self._receipts.newest(pipeline)
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the manifests."""
+        yield from self._receipts.since(pipeline, since)
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
+        """Yield what is visible; whose a slot's folder is its manifest says. Revision 0 was there before us."""
+        table = Path(self.location())
+        if self.slot_folder is None:
+            for name, path in disk.entries(table):
+                if match := CHECKPOINT.fullmatch(name):
+                    yield from ((int(match[1]), marker.revision) for marker in markers(Path(path)))
+            return
+        for left in self._leftovers.attempts():
+            if left.manifest and left.revision and self._leftovers.is_visible(left):
+                found = Manifest.loads(Path(left.path).read_bytes()).key
+                if found.pipeline == pipeline:
+                    yield found.checkpoint_id, found.revision
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 

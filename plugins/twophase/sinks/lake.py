@@ -24,6 +24,7 @@ from twophase.core.settings import data_path
 from twophase.sinks import adopting, columns, disk, manifests, rules, sealing, types
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.layout import ATTEMPT, Marker
+from twophase.sinks.receipts import Receipts
 from twophase.sinks.relations import Relation
 from twophase.sinks.sealing import Written
 from twophase.sinks.storage import Known, Storage, Target, storage_of
@@ -324,6 +325,30 @@ class Lake(Sink):
         """Remove one of those; the record said that its retention is over."""
         if _name(old.path) not in self._standing():
             self.storage.remove(old.path, self._home)
+
+    # --- for a record that is older than the table -------------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt; before there were any, the table's own mark."""
+        found = Receipts(self.storage, self._home).newest(pipeline)
+        if found is None:
+            table, handle = self._opened(), {**self._handle(), "home": self._home}
+            found = table.marker(self.app(Key(pipeline, 0, 0), handle)) if table is not None else 0
+        return found or 0
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the manifests."""
+        yield from Receipts(self.storage, self._home).since(pipeline, since)
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
+        """Yield what of the pipeline's is in the table; what others rewrote is told by nothing but receipts."""
+        for match in filter(None, map(ATTEMPT.fullmatch, sorted(self._standing()))):
+            name, checkpoint_id, revision, attempt = match[0], *map(int, match.groups())
+            place = self._place(Key(pipeline, checkpoint_id, revision), {"home": self._home, "name": name})
+            with suppress(FileNotFoundError):
+                if Manifest.loads(self.storage.read(place.manifest(attempt))).key.pipeline != pipeline:
+                    continue  # somebody's who had the table before
+            yield checkpoint_id, revision
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 

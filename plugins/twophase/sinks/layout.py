@@ -5,6 +5,7 @@
     <table>.twophase/manifests/00000017.r1.a3.json               the manifest, durable before the vote
     <table>.twophase/staging/00000018.r1.a3.7c1e09ab/…           pre-committed, private to one attempt
     <table>.twophase/taken/00000018.r1.a3.<uuid>/…               one promoter's own, on its way to the table (R1)
+    <table>.twophase/receipts/orders/000000000/000000000018.json the receipt of a decision, by its commit_seq
     <table>.twophase/superseded/00000017.r1/…                    replaced by a later revision, until retention is over
 
 With a slot folder the interval owns `<table>/dt=2026-11-15/`, and there is no checkpoint level.
@@ -22,6 +23,7 @@ from twophase.core.checkpoint import Json, Key
 from twophase.sinks.storage import DISK, Storage
 
 MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
+CHECKPOINT = re.compile(r"checkpoint=(\d{8,})")
 ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
 SUPERSEDED = re.compile(r"(\d{8,})\.r(\d+)")
 #: What keeps the name of a swept revision taken where folders cannot be exchanged.

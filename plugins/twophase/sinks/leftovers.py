@@ -57,7 +57,7 @@ class Leftovers:
         What an exchange brought out is not this attempt's, whatever its folder is called: it is put away.
         """
         path = Path(left.path)
-        if left.manifest and self._is_visible(left):
+        if left.manifest and self.is_visible(left):
             return
         if not left.manifest and path.parent.name == "taken" and not path.name.endswith(".dead"):
             try:
@@ -85,7 +85,7 @@ class Leftovers:
             disk.exchange(path, place.visible)
             disk.fsync_folder(place.visible.parent)
 
-    def _is_visible(self, left: Attempt) -> bool:
+    def is_visible(self, left: Attempt) -> bool:
         """Say whether the folder that a manifest describes is in the table."""
         try:
             content = Path(left.path).read_bytes()

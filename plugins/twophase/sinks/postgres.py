@@ -17,7 +17,7 @@ from twophase.core.manifest import Column, Schema
 from twophase.core.ports import Promotion
 from twophase.core.slots import Slot
 from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.pg import database, fitting, promoting, sealing, slots, staging
+from twophase.sinks.pg import database, fitting, promoting, receipts, sealing, slots, staging
 from twophase.sinks.pg.acceptance import Acceptance
 from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
@@ -156,6 +156,7 @@ class Postgres(Sink):
                 fit.check(cursor, slot)
                 fit.create_schema(cursor)
                 promoting.create_markers(cursor)
+                receipts.create(cursor)
                 fit.check_rights(cursor)
                 staging.create_schema(cursor, self.staging_schema, stager)
                 schemas = (self.staging_schema, promoting.MARKERS.schema)
@@ -368,6 +369,23 @@ class Postgres(Sink):
         except psycopg2.Error as error:
             msg = f"{self.location()}: {database.one_line(error)}"
             raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+    # --- for a record that is older than the table -------------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt; markers of a time without any tell no numbers."""
+        with self._looking() as cursor:
+            return receipts.newest(cursor, self.target, pipeline)
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the markers."""
+        with self._looking() as cursor:
+            yield from receipts.since(cursor, self.target, pipeline, since)
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
+        """Yield every marker."""
+        with self._looking() as cursor:
+            yield from receipts.marked(cursor, promoting.MARKERS, self.target, pipeline)
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests
 from twophase.sinks.layout import ATTEMPT, TOMBSTONE, Marker, Place, markers
+from twophase.sinks.receipts import Receipts
 
 #: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
 TRIES = 20
@@ -32,6 +33,7 @@ class Promoter:
         self.place = Place(key, handle)
         match = ATTEMPT.fullmatch(self.place.name)
         self.marker = Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
+        self.receipt: Json | None = handle.get("receipt")
 
     # --- where it stands ---------------------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class Promoter:
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def promote(self) -> Promotion:
+    def promote(self) -> Promotion:  # noqa: PLR0911 - one return per outcome
         """Take the staged folder, check it, show it; start over whenever another was faster (R1)."""
         if not self.place.reachable:
             return self.find()
@@ -150,6 +152,9 @@ class Promoter:
             if promoted:
                 self._put_away()
                 return promoted
+            if refusal := Receipts(self.place.storage, self.place.side).keep(self.receipt):
+                return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
+            self.receipt = None  # kept, however often it starts over
             mine = self._take()
             if mine is None:
                 found = self.find()

@@ -220,6 +220,10 @@ class S3(Storage):
             if self.read(path) != content:
                 raise FileExistsError(path)
             return
+        self.replace(path, content)
+
+    def replace(self, path: Where, content: bytes) -> None:
+        """Put an object, whatever was there."""
         with self._explained(), self._files.open_output_stream(_key(path)) as stream:
             stream.write(content)
 

@@ -181,6 +181,16 @@ class Delivery:
         except Exception as error:  # noqa: BLE001 - a committer may be anybody's: what it did not keep is sent again
             return _later(self.key, error)
 
+    def remember(self, sent: Promotion) -> Promotion:
+        """Tell the committer again what it was made to forget: everything was sent."""
+        try:
+            with self.committer:
+                for number in self.pending():
+                    self.committer.commit(number, self.key.checkpoint_id, self.key.revision)
+        except Exception as error:  # noqa: BLE001 - a committer may be anybody's: it is told the next time
+            return _later(self.key, error)
+        return sent
+
     def _send_alone(self, build: Callable[[], Sends]) -> Promotion:
         """Send what others have left: only now nobody else does."""
         settled = self._sent() or self._lost()

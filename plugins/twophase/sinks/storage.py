@@ -127,6 +127,10 @@ class Storage(ABC):
         """Create a file, whole and durable; FileExistsError if one of other content is there."""
 
     @abstractmethod
+    def replace(self, path: Where, content: bytes) -> None:
+        """Put a file in the place of another of its name, whole and durable."""
+
+    @abstractmethod
     def remove(self, path: Where, graveyard: Where) -> None:
         """Remove a file or a folder, if it is there; others may still write into it."""
 
@@ -246,6 +250,10 @@ class Disk(Storage):
     def create(self, path: Where, content: bytes) -> None:
         """Create a file by one link."""
         disk.create(Path(path), content)
+
+    def replace(self, path: Where, content: bytes) -> None:
+        """Replace a file by one rename."""
+        disk.replace(Path(path), content)
 
     def remove(self, path: Where, graveyard: Where) -> None:
         """Move it out of the reach of others, then remove it."""

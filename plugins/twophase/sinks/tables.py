@@ -19,6 +19,7 @@ from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks import disk, manifests, rules
 from twophase.sinks.layout import ATTEMPT, Marker
+from twophase.sinks.receipts import Receipts, key_of
 from twophase.sinks.rules import Rule
 from twophase.sinks.storage import Storage
 
@@ -194,6 +195,8 @@ class Promoter:
         self.attempt = int(match[3]) if match else 0
         self.seq: int = handle["commit_seq"]
         self.app = opener.app(key, handle)
+        self.receipt: Json | None = handle.get("receipt")
+        self.receipts = Receipts(opener.storage, self.place.side)
 
     # --- where it stands ---------------------------------------------------------------------------------------------
 
@@ -240,12 +243,23 @@ class Promoter:
         prefix = f"{self.key} a"
         if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
             return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, was replaced, or others rewrote its files
+        if self._is_receipted(digests):
+            return Promotion(Outcome.ALREADY_PROMOTED)  # likewise, and the table's history of that time is gone
         reason = (
             f"the table's marker {self.app} is at {table.marker(self.app)}, expected below {self.seq}, and"
             " the table knows nothing of this revision: the record is older than the table, or another record's"
-            " pipeline of this name wrote here; restore the newer record or write to another table"
+            f" pipeline of this name wrote here; `twophase reconcile {self.key.pipeline}` shows it, or write elsewhere"
         )
         return Promotion(Outcome.FAILED, reason, Hindrance.FOREIGN)
+
+    def _is_receipted(self, digests: set[str]) -> bool:
+        """Say whether the number that the marker has passed was given to this very output: nobody else can have it."""
+        found = self.receipts.of(self.key.pipeline, self.seq)
+        return (
+            found is not None
+            and key_of(found) == self.key
+            and any(one["manifest"].get("digest") in digests for one in found["participants"])
+        )
 
     def _folders(self, table: Table) -> dict[str, tuple[int, int]]:
         """Return the folders of this checkpoint that are in the table, with their revision and attempt."""
@@ -272,6 +286,9 @@ class Promoter:
                 if promoted := self._promoted(table):
                     return promoted
                 change = self._change(table)
+                if refusal := self.receipts.keep(self.receipt):
+                    return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
+                self.receipt = None  # kept, however often it starts over
                 if table.widen(change.add.schema):
                     hit("table.widened")
                     continue

@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
+from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.committers import CheckpointCommitter, Mark, declared
 from twophase.sinks.files import Files
-from twophase.sinks.layout import ATTEMPT, Place
+from twophase.sinks.layout import ATTEMPT, Place, side
+from twophase.sinks.receipts import Receipts
 from twophase.sinks.sending import ID, REVISION, Delivery, Row, Sends
+from twophase.sinks.storage import DISK
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -279,7 +283,7 @@ class WriteAhead(Sink):
             delivery = self._delivery(key, handle, manifest)
         except (ConfigError, ImportError) as error:
             return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
-        return delivery.find()
+        return self._closed(key, handle) or delivery.find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Send every subtask that the committer does not know as sent."""
@@ -287,7 +291,28 @@ class WriteAhead(Sink):
             delivery = self._delivery(key, handle, manifest)
         except (ConfigError, ImportError) as error:
             return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
-        return delivery.send(lambda: self._sender_class()(**self.arguments))
+        if not Place(key, handle).reachable:
+            return delivery.find()
+        if closed := self._closed(key, handle):
+            return delivery.remember(closed)
+        kept = self._receipts(handle)
+        if refusal := kept.keep(handle.get("receipt")):
+            return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
+        sent = delivery.send(lambda: self._sender_class()(**self.arguments))
+        if sent.outcome in {Outcome.PROMOTED, Outcome.ALREADY_PROMOTED}:
+            kept.close(handle.get("receipt"))
+            hit("send.closed")
+        return sent
+
+    def _closed(self, key: Key, handle: Json) -> Promotion | None:
+        """Say that all was sent, even if the committer was restored from a backup, too, and has forgotten it."""
+        seq = handle.get("commit_seq")
+        if seq is None or not self._receipts(handle).is_closed(key, seq):
+            return None
+        return Promotion(Outcome.ALREADY_PROMOTED)
+
+    def _receipts(self, handle: Json) -> Receipts:
+        return Receipts(DISK, side(Path(handle["table"])))
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what the attempts of a dead revision staged; nothing of it was sent."""
@@ -321,6 +346,16 @@ class WriteAhead(Sink):
         if self._owner and not any((a.checkpoint_id, a.revision) == mark for a in staged):
             with self.committer.of(*self._owner) as committer:
                 committer.forget(mark)
+
+    # --- for a record that is older than what was sent ---------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt."""
+        return self._log.newest(pipeline) or 0
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the staged rows."""
+        yield from self._log.receipts(pipeline, since)
 
     # --- verify ------------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.pg import database, history, sealing, staging, targets
+from twophase.sinks.pg import database, history, receipts, sealing, staging, targets
 from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import History, Order
+from twophase.sinks.pg.receipts import Refused
 from twophase.sinks.pg.slots import SlotRows
 from twophase.sinks.pg.staging import CHANGE, CHECKPOINT
 
@@ -36,15 +37,6 @@ _CREATE_MARKERS = (
     "CREATE INDEX IF NOT EXISTS promoted_by_slot ON {} (pipeline, target, slot_order)",
     "CREATE INDEX IF NOT EXISTS promoted_kept ON {} (pipeline, target, checkpoint_id) WHERE kept",
 )
-
-
-class Refused(Exception):
-    """The target is not what the staged rows are for; nothing was changed."""
-
-    def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
-        """Say what stands in the way."""
-        super().__init__(message)
-        self.hindrance = hindrance
 
 
 @dataclass(frozen=True)
@@ -157,6 +149,7 @@ class Promoter:
                     session.rollback()
                     return self._find(cursor)
                 hit("promote.marked")
+                receipts.keep(cursor, self.target, self.handle.get("receipt"))
                 self._apply(cursor)
                 hit("promote.applied")
                 committing = True

@@ -1,0 +1,102 @@
+"""Bring a restored record up to what its sinks hold: `reconcile`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twophase.cli.output import Json, complain, listing, print_json, say, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(rich_help_panel="Decide")(reconcile)
+
+
+def reconcile(
+    pipeline: Name,
+    *,
+    apply: Annotated[bool, typer.Option("--apply", help="Record it, and finish it.")] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="Why; it is kept in the events. With --apply.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the sinks hold and the record has forgotten, after it was restored; with --apply, record it.
+
+    Exits 1 while something is missing in the record.
+    """
+    from twophase import reconciliation
+    from twophase.cli.opening import opened
+    from twophase.core.knowledge import ahead
+    from twophase.maintenance import load
+    from twophase.running import coordinator
+
+    if apply and not reason:
+        msg = "--apply wants a --reason: it is kept in the events"
+        raise typer.BadParameter(msg)
+    with opened() as record:
+        declared = load(record, pipeline)
+        protocol = coordinator(record, declared)
+        if apply:
+            found, _ = reconciliation.reconcile(record, declared, protocol, str(reason))
+        else:
+            found = reconciliation.survey(record, declared, protocol)
+        left = [one for one in protocol.transact(lambda tx: tx.unfinished(pipeline)) if one.parked_reason]
+        ahead(protocol)  # what the pipeline says of itself is true from now on
+    told = found.told()
+    if as_json:
+        print_json(told)
+    elif not found:
+        say(f"{pipeline}: the record knows all that its sinks hold")
+    else:
+        _show(told)
+    if not apply and found:
+        if not as_json:
+            complain(
+                f"nothing was changed; to record it: twophase reconcile {pipeline} --apply --reason …", style="dim"
+            )
+        raise typer.Exit(1)
+    if apply:
+        _applied(pipeline, told, [str(one.key) for one in left], quiet=as_json)
+
+
+def _applied(pipeline: str, told: Sequence[Mapping[str, Any]], left: Sequence[str], *, quiet: bool) -> None:
+    if told and not quiet:
+        say(f"{pipeline}: {len(told)} decision{'' if len(told) == 1 else 's'} recorded again")
+    if left:
+        complain(f"{', '.join(left)}: parked, it needs a person: `twophase pending {pipeline}` says what to do")
+        raise typer.Exit(1)
+
+
+def _show(told: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        {
+            **one,
+            "held by": ", ".join(name for name, why in one["sinks"].items() if why is None),
+            "missing": "; ".join(f"{name}: {why}" for name, why in one["sinks"].items() if why is not None),
+            "input": _input(one),
+        }
+        for one in told
+    ]
+    columns = ("checkpoint_id", "revision", "commit_seq", "slot", "rows", "input", "held by", "missing", "becomes")
+    names = {"checkpoint_id": "checkpoint", "revision": "rev", "commit_seq": "seq"}
+    listing(rows, [(names.get(column, column), column) for column in (*columns, "problem")])
+
+
+def _input(one: Mapping[str, Any]) -> str:
+    """Say in a few words what a decision has read."""
+    parts = []
+    for source, fixed in (one.get("inputs") or {}).items():
+        if "ranges" in fixed:
+            ranges = ", ".join(f"{part} [{start}, {end})" for part, (start, end) in fixed["ranges"].items())
+            parts.append(f"{source}: {ranges}")
+        elif "files" in fixed:
+            parts.append(f"{source}: {fixed['files']} file{'' if fixed['files'] == 1 else 's'}, {size(fixed['bytes'])}")
+    return "; ".join(parts)

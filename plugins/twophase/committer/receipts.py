@@ -1,0 +1,94 @@
+"""What the record knows of a decision, as one document: sinks keep it, and a record that has forgotten it reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, select, text
+
+from twophase.committer import tables as t
+from twophase.core.checkpoint import Json, Key, Participant, Revision
+
+r = t.revision.c
+
+#: How many pairs of numbers are asked for at once.
+BATCH = 10_000
+
+
+def receipt(connection: Connection, revision: Revision, participants: Sequence[Participant]) -> Json:
+    """Describe a decided revision whole: who, when, its input, what each participant voted for."""
+    key = revision.key
+    c = t.checkpoint.c
+    join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
+    mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+    columns = (c.inputs, r.inputs.label("own"), r.decided_at)
+    found = connection.execute(select(*columns).join_from(t.revision, t.checkpoint, join).where(mine)).one()
+    return {
+        **key._asdict(),
+        "commit_seq": revision.commit_seq,
+        "epoch": revision.epoch,
+        "kind": revision.kind,
+        "slot": revision.slot,
+        "dag_id": revision.run.dag_id if revision.run else None,
+        "run_id": revision.run.run_id if revision.run else None,
+        "created_at": revision.created_at.isoformat() if revision.created_at else None,
+        "decided_at": found.decided_at.isoformat() if found.decided_at else None,
+        "rows": revision.rows,
+        "bytes": revision.bytes,
+        **read(connection, key, found.inputs, found.own),
+        "participants": [asdict(participant) for participant in participants],
+        "adopted": _adopted(connection, key),
+    }
+
+
+def _adopted(connection: Connection, key: Key) -> Json | None:
+    """Describe what was in a slot's place before us: only the revision that replaces it is told to the sinks."""
+    p = t.participant.c
+    mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == 0)
+    row = connection.execute(select(r.commit_seq, r.epoch, r.rows, r.bytes, r.committed_at).where(mine)).first()
+    if row is None:
+        return None
+    theirs = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == 0)
+    query = select(p.name, p.kind, p.attempt, p.vote, p.handle, p.manifest, p.reason).where(theirs)
+    found = [dict(one._mapping) for one in connection.execute(query)]
+    return {**row._mapping, "committed_at": row.committed_at.isoformat(), "participants": found}
+
+
+def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
+    """Describe what a revision reads: the checkpoint's own for ever, and what is this revision's alone."""
+    f, i = t.input_file.c, t.input_revision.c
+    files = select(f.source, f.path, f.size, f.mtime_ns, f.revision).where(
+        (f.pipeline == key.pipeline)
+        & (f.checkpoint_id == key.checkpoint_id)
+        & (f.revision.is_(None) | (f.revision == key.revision))
+    )
+    found = [list(row) for row in connection.execute(files.order_by(f.source, f.path))]
+    upstream = select(i.source, i.upstream, i.upstream_checkpoint_id, i.upstream_revision).where(
+        (i.pipeline == key.pipeline) & (i.checkpoint_id == key.checkpoint_id) & (i.revision == key.revision)
+    )
+    return {
+        "inputs": inputs,
+        "own_inputs": own,
+        "files": [row[:4] for row in found if row[4] is None],
+        "own_files": [row[:4] for row in found if row[4] is not None],
+        "upstream": sorted(list(row) for row in connection.execute(upstream)),
+    }
+
+
+def lacks(connection: Connection, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return those checkpoints and revisions that are not decided in the record."""
+    query = text("""
+        SELECT h.checkpoint_id, h.revision
+        FROM unnest(CAST(:checkpoints AS bigint[]), CAST(:revisions AS integer[])) AS h (checkpoint_id, revision)
+        LEFT JOIN twophase.revision r ON r.pipeline = :pipeline AND r.checkpoint_id = h.checkpoint_id
+            AND r.revision = h.revision AND r.commit_seq IS NOT NULL
+        WHERE r.pipeline IS NULL ORDER BY 1, 2""")
+    pairs = list(held)
+    missing: list[tuple[int, int]] = []
+    for start in range(0, len(pairs), BATCH):
+        some = pairs[start : start + BATCH]
+        values = {"checkpoints": [one for one, _ in some], "revisions": [one for _, one in some], "pipeline": pipeline}
+        missing += [(row[0], row[1]) for row in connection.execute(query, values)]
+    return missing

@@ -1,0 +1,208 @@
+"""Bring a record that was restored from a backup up to what its sinks hold.
+
+Each sink keeps a receipt of every decision before it shows anything of it. What has a receipt and is not in the record
+was decided, and stays so: it goes back into the record, and then the ordinary recovery finds its markers, or promotes
+what is still staged. What was begun and never decided is nobody's loss: its input is new input again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.checkpoint import Json, Key, Participant
+from twophase.core.errors import ConfigError, RecordBehind
+from twophase.core.failpoints import hit
+from twophase.core.ports import Outcome
+from twophase.core.recovery import recover
+from twophase.core.states import State
+
+if TYPE_CHECKING:
+    from twophase.committer.record import PostgresRecord, PostgresTransaction
+    from twophase.core.checkpoint import Revision
+    from twophase.core.coordinator import Coordinator
+    from twophase.core.recovery import Decision
+    from twophase.pipeline import Pipeline
+
+#: What is shown and has no receipt: nobody can tell what it was made from.
+NO_RECEIPT = (
+    "a version that kept no receipts promoted it, so its input is not known: restore a newer backup, or take it out of"
+    " every sink by hand, and its input is read again"
+)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """One decision that a sink knows and the record does not."""
+
+    receipt: Json
+    #: Per sink: None where it holds it, otherwise how it stands.
+    sinks: Mapping[str, str | None]
+    #: What becomes of it in the record.
+    becomes: State
+    #: Why it cannot be recorded as it is.
+    problem: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """Return whose decision it is."""
+        return Key(self.receipt["pipeline"], self.receipt["checkpoint_id"], self.receipt["revision"])
+
+    def told(self) -> dict[str, Any]:
+        """Return it as people are told, under the record's own names."""
+        names = ("pipeline", "checkpoint_id", "revision", "commit_seq", "slot", "kind", "run_id", "decided_at", "rows")
+        return {
+            **{name: self.receipt[name] for name in names},
+            "inputs": {**self.receipt["inputs"], **(self.receipt["own_inputs"] or {})},
+            "paths": [row[1] for row in (*self.receipt["files"], *self.receipt["own_files"])],
+            "read": [f"{Key(*row[1:])}" for row in self.receipt["upstream"]],
+            "sinks": dict(self.sinks),
+            "becomes": self.becomes,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the sinks of a pipeline hold and its record does not know."""
+
+    pipeline: str
+    #: The first number that the record did not know when it was asked.
+    next_commit_seq: int
+    forgotten: list[Forgotten] = field(default_factory=list)
+    #: What a sink shows without a receipt: sink, checkpoint, revision.
+    unreceipted: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Say whether anything is missing in the record."""
+        return bool(self.forgotten or self.unreceipted)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return all of it as people are told."""
+        strange: dict[tuple[int, int], dict[str, None]] = {}
+        for sink, checkpoint_id, revision in self.unreceipted:
+            strange.setdefault((checkpoint_id, revision), {})[sink] = None
+        return [
+            *(one.told() for one in self.forgotten),
+            *(
+                {
+                    "pipeline": self.pipeline,
+                    "checkpoint_id": checkpoint_id,
+                    "revision": revision,
+                    "commit_seq": None,
+                    "sinks": sinks,
+                    "becomes": None,
+                    "problem": NO_RECEIPT,
+                }
+                for (checkpoint_id, revision), sinks in strange.items()
+            ),
+        ]
+
+
+def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator) -> Survey:
+    """Ask every sink what it holds beyond the record; changes nothing."""
+    from twophase.committer import restoring
+
+    name = pipeline.name
+    with record.transaction() as tx:
+        known = tx.reach(name)
+        committing = {one.commit_seq: one for one in tx.unfinished(name) if one.state is State.COMMITTING}
+    since = min([known.next_commit_seq, *(seq for seq in committing if seq is not None)])
+    found, torn = _receipts(pipeline, since)
+    # Of what is known only that is of interest which was staged again after its decision, and forgotten.
+    found = [
+        one
+        for one in found
+        if one["commit_seq"] >= known.next_commit_seq
+        or (one["commit_seq"] in committing and one["epoch"] > committing[one["commit_seq"]].epoch)
+    ]
+    last = {one["checkpoint_id"]: one["commit_seq"] for one in found}
+    forgotten = []
+    with record.transaction() as tx:
+        problems = {one["commit_seq"]: torn.get(one["commit_seq"]) or restoring.objection(tx, one) for one in found}
+        held = [(sink, *key) for sink, one in pipeline.sinks.items() for key in tx.lacks(name, one.markers(name))]
+    for one in found:
+        replaced = last[one["checkpoint_id"]] != one["commit_seq"]
+        sinks, problem = ({}, None) if replaced else _standing(coordinator, one)
+        whole = State.COMMITTED if not any(sinks.values()) else State.COMMITTING
+        becomes = State.SUPERSEDED if replaced else whole
+        forgotten.append(Forgotten(one, sinks, becomes, problems[one["commit_seq"]] or problem))
+    keys = {one.key[1:] for one in forgotten}
+    return Survey(name, known.next_commit_seq, forgotten, [one for one in held if one[1:] not in keys])
+
+
+def _receipts(pipeline: Pipeline, since: int) -> tuple[list[Json], dict[int, str]]:
+    """Bring the receipts of all sinks together, by number; a later epoch knows more. Say which contradict another."""
+    found: dict[int, Json] = {}
+    torn: dict[int, str] = {}
+    for name, sink in pipeline.sinks.items():
+        for receipt in sink.receipts(pipeline.name, since):
+            seq = receipt["commit_seq"]
+            there = found.setdefault(seq, receipt)
+            if (there["checkpoint_id"], there["revision"]) != (receipt["checkpoint_id"], receipt["revision"]):
+                other = Key(pipeline.name, receipt["checkpoint_id"], receipt["revision"])
+                torn[seq] = f"sink {name!r} has commit_seq {seq} as {other}: two records wrote here"
+            elif there["epoch"] < receipt["epoch"]:
+                found[seq] = receipt
+    return [found[seq] for seq in sorted(found)], torn
+
+
+def _standing(coordinator: Coordinator, receipt: Json) -> tuple[dict[str, str | None], str | None]:
+    """Ask each sink of a decision whether it holds it; say which one is not declared."""
+    key = Key(receipt["pipeline"], receipt["checkpoint_id"], receipt["revision"])
+    sinks: dict[str, str | None] = {}
+    for participant in (Participant(**one) for one in receipt["participants"]):
+        if participant.kind != "sink":
+            continue
+        sink = coordinator.sinks.get(participant.name)
+        if sink is None:
+            problem = (
+                f"it was also written to {participant.name!r}, which the record does not know: run the pipeline once,"
+                " which is refused and declares it, then reconcile"
+            )
+            return sinks, problem
+        handle = {**participant.handle, "commit_seq": receipt["commit_seq"], "timestamp": receipt["created_at"]}
+        promotion = sink.find(key, handle, participant.manifest)
+        there = promotion.outcome is Outcome.ALREADY_PROMOTED
+        sinks[participant.name] = None if there else promotion.reason or str(promotion.outcome)
+    return sinks, None
+
+
+def reconcile(
+    record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator, reason: str
+) -> tuple[Survey, list[tuple[Revision, Decision]]]:
+    """Record what the sinks hold and the record has forgotten, then finish it; said twice it is done once.
+
+    All of it or nothing, in one transaction, and only if the record has not changed since the sinks were asked.
+    """
+    from twophase.committer import restoring
+
+    found = survey(record, pipeline, coordinator)
+    _refuse(found)
+    hit("reconcile.before")
+
+    def step(tx: PostgresTransaction) -> None:
+        tx.lock(pipeline.name)
+        now = tx.reach(pipeline.name).next_commit_seq
+        if now != found.next_commit_seq:
+            msg = f"pipeline {pipeline.name!r}: a run has committed meanwhile; nothing was changed, reconcile again"
+            raise RecordBehind(msg)
+        restoring.restore(tx, pipeline.name, [one.receipt for one in found.forgotten], f"reconcile: {reason}")
+
+    if found:
+        coordinator.transact(step)  # type: ignore[arg-type]  # a record of PostgreSQL has these transactions
+    hit("reconcile.after")
+    return found, recover(coordinator, decided_only=True)
+
+
+def _refuse(found: Survey) -> None:
+    """Raise ConfigError if not all of it can be recorded."""
+    problems = [f"{one.key}: {one.problem}" for one in found.forgotten if one.problem]
+    problems += [
+        f"{found.pipeline}/{ck} r{revision} in {sink!r}: {NO_RECEIPT}" for sink, ck, revision in found.unreceipted
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        msg = f"pipeline {found.pipeline!r}: it cannot be reconciled: {problems[0]}{more}; nothing was changed"
+        raise ConfigError(msg)
