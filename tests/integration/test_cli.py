@@ -565,7 +565,7 @@ def test_status_says_which_database_is_used_and_why(home: Path, dsn: str) -> Non
     assert found["origin"] == "TWOPHASE_DSN"
     assert found["committer"].endswith(f"/{make_url(dsn).database}")
     assert found["record_version"] == found["expected_version"]
-    assert found["problem"] is None
+    assert found["problems"] == []
 
 
 def test_status_reports_a_database_out_of_reach(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,14 @@
-"""This machine: `up`, `down`, `status`, `db upgrade`."""
+"""This machine: `up`, `down`, `db upgrade`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, console, moment, print_json, say, table
+from twophase.cli.output import console, say
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (up, down, status):
+    for command in (up, down):
         app.command(rich_help_panel="This machine")(command)
     db = typer.Typer(help="The record's database.", no_args_is_help=True)
     db.command(name="upgrade")(upgrade)
@@ -91,11 +90,12 @@ def _table(parts: list[Part]) -> Table:
     shown = Table.grid(padding=(0, 1))
     shown.add_row(Spinner("dots"), "starting PostgreSQL and Airflow", "")
     for part in parts:
-        shown.add_row("", part["name"], _health(part["health"]))
+        shown.add_row("", part["name"], health(part["health"]))
     return shown
 
 
-def _health(word: str) -> Text:
+def health(word: str) -> Text:
+    """Return a component's health in its colour."""
     from rich.text import Text
 
     return Text(word, style={"healthy": "green", "starting": "yellow"}.get(word, "red"))
@@ -124,124 +124,8 @@ def down() -> None:
     say("stopped" if postgres.stop() or stopped else "it was not running")
 
 
-def status(*, as_json: Json = False) -> None:
-    """Say what runs here, which committer database is used, and which version its record has."""
-    from twophase.local import airflow as settled
-    from twophase.local import stack
-
-    airflow = stack.describe()
-    found = {**_embedded(), **_committer(), "airflow": airflow, "logs": str(settled.logs())}
-    found["versions"] = _versions(found["version"])
-    if as_json:
-        print_json(found)
-        return
-    _show(_facts(found))
-    if airflow:
-        _show_components(airflow["components"])
-
-
-def _facts(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what is told one line each, in the words of people."""
-    from rich.text import Text
-
-    record = found["record_version"]
-    if found["committer"] and record != found["expected_version"] and not found["problem"]:
-        record = f"{record or 'none'}, expected {found['expected_version']}: run `twophase db upgrade`"
-    running = "running" if found["running"] else "not running" if found["version"] else "not installed"
-    airflow, versions = found["airflow"], found["versions"]
-    without = Text("not running" if versions["airflow"] else "not installed", style="yellow")
-    return {
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "airflow": airflow["url"] if airflow else without,
-        "embedded postgres": Text(running, style="green" if found["running"] else "yellow"),
-        "port": found["port"],
-        "data folder": found["data"],
-        "committer database": found["committer"],
-        "named by": found["origin"],
-        "record version": record,
-        "logs": found["logs"],
-        "problem": found["problem"],
-    }
-
-
-def _show(facts: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    for name, value in facts.items():
-        if value is not None:
-            say(Text.assemble((f"{name:<18}  ", "dim"), value if isinstance(value, Text) else str(value)))
-
-
-def _show_components(parts: list[Part]) -> None:
-    rows: list[Sequence[str | Text]] = [
-        [
-            part["name"],
-            _health(part["health"]),
-            str(part["pid"] or ""),
-            moment(datetime.fromisoformat(part["since"]) if part["since"] else None),
-            str(part["restarts"]),
-        ]
-        for part in parts
-    ]
-    table(["component", "health", "pid", "since", "restarts"], rows, right=["pid", "restarts"])
-
-
-def _versions(postgres: str | None) -> dict[str, str | None]:
-    """Return the version of each part that is installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: dict[str, str | None] = {"postgres": postgres}
-    for name, package in {"twophase": "twophase", "airflow": "apache-airflow", "spark": "pyspark"}.items():
-        try:
-            found[name] = version(package)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def _embedded() -> dict[str, Any]:
-    from twophase.local import postgres
-
-    try:
-        return dict(postgres.status())
-    except ConfigError:  # it is not installed, which matters only to those who use it
-        return {"running": False, "pid": None, "port": None, "version": None, "data": None}
-
-
-def _committer() -> dict[str, Any]:
-    """Look for the committer database and its record; what is wrong with it is part of the answer."""
-    from twophase.committer.upgrade import HEAD
-    from twophase.local.resolver import resolve
-
-    found: dict[str, Any] = dict.fromkeys(("committer", "origin", "record_version", "expected_version", "problem"))
-    found["expected_version"] = HEAD
-    try:
-        committer = resolve()
-        found |= {"committer": place(committer.dsn), "origin": committer.origin}
-        found["record_version"] = _version(committer)
-    except ConfigError as problem:
-        found["problem"] = str(problem)
-    return found
-
-
-def _version(committer: Committer) -> str | None:
-    from sqlalchemy.exc import DBAPIError
-
-    from twophase.committer import upgrade as versions
-    from twophase.committer.record import connect
-
-    engine = connect(committer.dsn)
-    try:
-        with engine.connect() as connection:
-            found = versions.current(connection)
-    except DBAPIError as error:
-        raise _unreachable(committer, error) from None
-    finally:
-        engine.dispose()
-    return found
-
-
-def _unreachable(committer: Committer, error: Any) -> ConfigError:  # noqa: ANN401 - SQLAlchemy's
+def unreachable(committer: Committer, error: Any) -> ConfigError:  # noqa: ANN401 - SQLAlchemy's
+    """Say in one line why the committer database cannot be used."""
     lines = str(error.orig).strip().splitlines() or ["no reason given"]
     return ConfigError(f"committer database {place(committer.dsn)} ({committer.origin}): {lines[0]}")
 
@@ -259,7 +143,7 @@ def upgrade() -> None:
     try:
         before, after = versions.upgrade(engine)
     except DBAPIError as error:
-        raise _unreachable(committer, error) from None
+        raise unreachable(committer, error) from None
     finally:
         engine.dispose()
     where = f"{place(committer.dsn)} ({committer.origin})"

@@ -71,33 +71,45 @@ class Connection:
         return f"{drivername}://{login}{at}{quote(host, safe='[]:')}{port}/{quote(self.schema or '', safe='')}{query}"
 
 
+def variable(conn_id: str) -> str:
+    """Return the variable that may hold a connection."""
+    return PREFIX + conn_id.upper()
+
+
 def connection(conn_id: str) -> Connection | None:
     """Return the connection that `AIRFLOW_CONN_<ID>` declares, or None when the variable is not set."""
-    variable = PREFIX + conn_id.upper()
-    value = os.environ.get(variable, "").strip()
+    name = variable(conn_id)
+    value = os.environ.get(name, "").strip()
     if not value:
         return None
     if value.startswith("{"):
-        return _from_json(variable, conn_id, value)
-    return _from_uri(variable, conn_id, value)
+        return _from_json(name, conn_id, value)
+    return _from_uri(name, conn_id, value)
 
 
 #: How a connection is found: by the environment, unless this process has other ways to look (inside Airflow).
 lookup: Callable[[str], Connection | None] = connection
 
 
+#: Where `lookup` has looked for a connection, in the words of an error.
+where: Callable[[str], str] = variable
+
+
 def required(conn_id: str) -> Connection:
-    """Return a connection; one that is not there is a ConfigError."""
+    """Return a connection; one that is not there is a ConfigError that says where was looked."""
     found = lookup(conn_id)
     if found is None:
-        msg = f"connection {conn_id}: not found; define it in Airflow, or set {PREFIX}{conn_id.upper()}"
+        msg = (
+            f"connection {conn_id}: not found in {where(conn_id)};"
+            f" define it in Airflow (airflow connections add {conn_id}), or set {variable(conn_id)}"
+        )
         raise ConfigError(msg)
     return found
 
 
 def exported(conn_ids: Iterable[str]) -> dict[str, str]:
     """Return these connections as environment variables: how a Spark driver gets them, and nobody else."""
-    return {f"{PREFIX}{conn_id.upper()}": _exported(required(conn_id)) for conn_id in conn_ids}
+    return {variable(conn_id): _exported(required(conn_id)) for conn_id in conn_ids}
 
 
 def _exported(found: Connection) -> str:

@@ -124,6 +124,11 @@ def environment(port: int) -> dict[str, str]:
     return {**_surroundings(os.environ), **_connections(os.environ), **_settings(port)}
 
 
+def beside() -> dict[str, str]:
+    """Return the environment of a program that asks this Airflow's database: no connection of ours is in it."""
+    return {**_surroundings(os.environ), **_settings(0)}
+
+
 def _surroundings(parent: Mapping[str, str]) -> dict[str, str]:
     """Return what Airflow inherits: all but what would lead it to another Airflow; the interpreter's programs first."""
     fixed = {name.removesuffix("_CMD") for name in _settings(0)}

@@ -5,7 +5,7 @@ The first of these that is given:
 1. the argument `dsn`;
 2. `TWOPHASE_DSN`;
 3. the Airflow connection `twophase_committer`: inside Airflow as Airflow finds it (secrets backend, environment, its
-   own database), elsewhere from `AIRFLOW_CONN_TWOPHASE_COMMITTER`, which needs no Airflow;
+   own database), elsewhere from `AIRFLOW_CONN_TWOPHASE_COMMITTER`, or as the Airflow that is configured here finds it;
 4. the embedded PostgreSQL: started only if the caller may start it, otherwise used if it is running.
 
 Inside Airflow the embedded one is neither started nor used: which database holds the record must not depend on the
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from twophase.core import connections
 from twophase.core.errors import ConfigError
-from twophase.local import postgres
+from twophase.local import existing, postgres
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -57,11 +57,10 @@ def resolve(dsn: str | None = None, *, may_start: bool = False) -> Committer:
         return Committer(_normal(dsn, "argument dsn"), "argument")
     if declared := os.environ.get(VARIABLE, "").strip():
         return Committer(_normal(declared, VARIABLE), VARIABLE)
-    airflow = inside_airflow()
-    found = find(CONNECTION)
+    found = _committer()
     if found is not None:
         return Committer(_of_connection(found), f"connection {CONNECTION}")
-    if airflow:
+    if inside_airflow():
         msg = (
             f"committer database: expected the Airflow connection {CONNECTION} or {VARIABLE}, found neither; "
             "define one of them (the embedded postgres is not used inside Airflow)"
@@ -69,7 +68,10 @@ def resolve(dsn: str | None = None, *, may_start: bool = False) -> Committer:
         raise ConfigError(msg)
     embedded = postgres.ensure() if may_start else postgres.running()
     if embedded is None:
-        msg = f"committer database: none given, and the embedded one is not running; run twophase up, or set {VARIABLE}"
+        msg = (
+            f"committer database: none given by {VARIABLE} or the connection {CONNECTION}, looked for in"
+            f" {where(CONNECTION)}, and the embedded one is not running; run twophase up, or set {VARIABLE}"
+        )
         raise ConfigError(msg)
     return Committer(embedded, "embedded", embedded=True)
 
@@ -86,11 +88,41 @@ def inside_airflow() -> bool:
 
 
 def find(conn_id: str) -> connections.Connection | None:
-    """Return a connection: inside Airflow as Airflow finds it, elsewhere as the environment has it."""
-    return _from_airflow(conn_id) if inside_airflow() else connections.connection(conn_id)
+    """Return a connection: inside Airflow as it finds it; elsewhere of the environment, or of the Airflow there."""
+    if inside_airflow():
+        return _from_airflow(conn_id)
+    found = connections.connection(conn_id)
+    if found is not None or (airflow := existing.there()) is None or _is_asleep(airflow):
+        return found
+    return existing.connection(airflow, conn_id)
 
 
-connections.lookup = find  # whoever opens the record finds connections so; a Spark job, which does not, by environment
+def _committer() -> connections.Connection | None:
+    """Return the connection to the committer database; the local Airflow has it from us, and is not asked for it."""
+    airflow = None if inside_airflow() else existing.there()
+    return connections.connection(CONNECTION) if airflow and airflow.local else find(CONNECTION)
+
+
+def _is_asleep(airflow: existing.Existing) -> bool:
+    """Say whether an Airflow's connections are in the embedded PostgreSQL, which is not running."""
+    return airflow.local and postgres.running() is None
+
+
+def where(conn_id: str) -> str:
+    """Say where `find` looks for a connection."""
+    if inside_airflow():
+        return "Airflow's secrets backends, environment and database"
+    airflow = existing.there()
+    if airflow is None:
+        return f"{connections.variable(conn_id)} (there is no Airflow here that keeps connections)"
+    if _is_asleep(airflow):
+        return f"{connections.variable(conn_id)} ({airflow} is not running)"
+    return f"{connections.variable(conn_id)} and {existing.looked(airflow, conn_id)}"
+
+
+# Whoever opens the record finds connections so; a Spark job, which does not, by its environment.
+connections.lookup = find
+connections.where = where
 
 
 def _from_airflow(conn_id: str) -> connections.Connection | None:

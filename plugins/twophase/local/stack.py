@@ -56,6 +56,7 @@ def start(port: int | None) -> subprocess.Popen[bytes] | None:
         return None
     supervisor.clear(airflow.folder())
     _check_free(port or PORT)
+    airflow.make_secrets()  # from now on this is the Airflow of this run folder, and no other one is asked
     command = [sys.executable, "-P", "-m", "twophase.local.airflow", "--port", str(port or PORT)]
     with supervisor.open_log(airflow.logs() / "supervisor.log") as output:
         return subprocess.Popen(

@@ -313,7 +313,7 @@ def open_log(path: Path) -> Any:  # noqa: ANN401 - a file
 def _read(folder: Path) -> State | None:
     try:
         found = json.loads((folder / "state").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the second: the run folder is a file, which is said elsewhere
         return None
     found["components"] = {name: Told(**told) for name, told in found["components"].items()}
     return State(**found)

@@ -31,7 +31,9 @@ _PR_SET_PDEATHSIG = 1
 _LOOK_EVERY = 0.5  # seconds
 _GRACE = 5.0  # seconds
 #: The Spark job has no way to the committer database, and needs no connection of Airflow's.
-_SECRETS = re.compile(r"TWOPHASE_DSN|AIRFLOW_CONN_.*|AIRFLOW__.*|_AIRFLOW_.*|PG[A-Z]+")
+_SECRETS = re.compile(r"TWOPHASE_DSN|AIRFLOW_CONN_.*|AIRFLOW__.*|_AIRFLOW_.*|AIRFLOW_HOME|AIRFLOW_CONFIG|PG[A-Z]+")
+#: In the environment of a Spark job: whatever it imports, it asks no Airflow for connections.
+_JOB = "_SPARK_JOB_OF_TWOPHASE"
 #: What Spark's launcher opens on Java 17 and newer, without the one module that a small Java may lack.
 _OPEN = (
     *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
@@ -188,6 +190,7 @@ def child_environment(parent: Mapping[str, str], python: str, spark_home: Path, 
     environment = {name: value for name, value in parent.items() if not _SECRETS.fullmatch(name)}
     path = [str(ROOT), str(settings.spark_jobs()), *filter(None, [parent.get("PYTHONPATH")])]
     environment |= {
+        _JOB: "1",
         "JAVA_HOME": str(java.parents[1]),
         "PYSPARK_DRIVER_PYTHON": python,
         "PYSPARK_PYTHON": python,
@@ -200,6 +203,11 @@ def child_environment(parent: Mapping[str, str], python: str, spark_home: Path, 
     if "utf" not in locale.lower():
         environment["LC_ALL"] = "C.UTF-8"  # otherwise Java cannot open a file whose name is not ASCII
     return environment
+
+
+def is_job(environment: Mapping[str, str]) -> bool:
+    """Tell whether a process is a Spark job that was submitted from here."""
+    return _JOB in environment
 
 
 # --- where Spark and Java are ----------------------------------------------------------------------------------------

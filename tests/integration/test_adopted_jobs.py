@@ -1,0 +1,53 @@
+"""A job that did not outlive its task is followed by another attempt, never by a second job of the same attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twophase import Pipeline, sinks, sources
+from twophase.airflow.stage import StageOperator
+from twophase.committer.record import PostgresRecord
+from twophase.core.checkpoint import Run
+from twophase.running import coordinator, enter
+
+
+class Way(StageOperator):
+    """A cluster that says what it is told of the job that the record keeps."""
+
+    alive: bool
+
+    def outlives(self, job_id: str, context: Any) -> bool:
+        return self.alive
+
+
+@pytest.mark.parametrize(("alive", "epoch"), [(True, 1), (False, 2)])
+def test_a_job_that_has_failed_is_followed_by_another_attempt(
+    home: Path, record: PostgresRecord, monkeypatch: pytest.MonkeyPatch, alive: bool, epoch: int
+) -> None:
+    """A second driver in the first one's staging place would find that it was claimed, try after try."""
+    (home / "data" / "landing").mkdir(parents=True)
+    (home / "data" / "landing" / "1.json").write_text('{"word": "apple"}\n')
+    pipeline = Pipeline(
+        "words",
+        reads={"words": sources.Files("landing", format="json", schema="word string")},
+        transform="words:transform",
+        writes={"lake": sinks.Files("lake")},
+    )
+    enter(record, pipeline)
+    protocol = coordinator(record, pipeline)
+    begun = protocol.begin(Run("dag", "run"))
+    assert begun is not None
+    first = protocol.attempt(begun)
+    operator = f"{Way.__module__}:{Way.__qualname__}"
+    job = {"attempt": 1, "id": "driver-1", "folder": str(home / "first"), "operator": operator, "conn_id": "spark"}
+    protocol.transact(lambda tx: tx.keep_job(first.key, epoch=1, job=job))
+    kept = protocol.transact(lambda tx: tx.revision(first.key))
+    monkeypatch.setattr(Way, "alive", alive, raising=False)
+
+    opened, submission = Way(task_id="stage", pipeline=pipeline)._attempt(protocol, kept, {})
+
+    assert opened.epoch == epoch
+    assert (submission.folder == home / "first", submission.adopted) == (alive, "driver-1" if alive else None)
