@@ -78,18 +78,17 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         """Say whether a job may be adopted: it is one of ours, and the user has not forbidden it."""
         return self._adopts and super().adopts(job)
 
-    def adopt(self, job_id: str, context: Context) -> bool:
+    def outlives(self, job_id: str, context: Context) -> bool:
+        """Ask the cluster for a driver that another task submitted."""
+        status = self.get_job_status(job_id, context)
+        self.log.info("job %s is %s", job_id, status)
+        return bool(self.is_job_succeeded(status) or self.is_job_active(status))
+
+    def adopt(self, job_id: str, context: Context) -> None:
         """Wait for a driver on the cluster that another task submitted."""
         self._adopted = job_id
-        status = self.get_job_status(job_id, context)
-        if self.is_job_succeeded(status):
-            return True
-        if not self.is_job_active(status):
-            self.log.info("job %s is %s, submitting another", job_id, status)
-            self._adopted = None
-            return False
-        self.poll_until_complete(job_id, context)
-        return True
+        if not self.is_job_succeeded(self.get_job_status(job_id, context)):
+            self.poll_until_complete(job_id, context)
 
     @classmethod
     def kill(cls, job: Json) -> None:

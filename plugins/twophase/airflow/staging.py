@@ -1,7 +1,7 @@
 """The stage task, whatever way Spark is reached: begin, one attempt, audits, votes.
 
-An attempt is one submission. A way to reach Spark is three methods: `submit` runs a job to its end, `adopt` goes on
-waiting for one that outlived the task which submitted it, `kill` stops one from any process.
+An attempt is one submission. A way to reach Spark is four methods: `submit` runs a job to its end, `outlives` says
+whether one outlived the task which submitted it, `adopt` waits for that, `kill` stops one from any process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 import re
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -104,8 +105,12 @@ class StagingOperator(BaseOperator):
         """Run a job to its end; raise when it fails. Call `job.keep(id)` once it can be found again by that id."""
 
     @abstractmethod
-    def adopt(self, job_id: str, context: Context) -> bool:
-        """Wait for a job that another task submitted; False: it is not there any more, or has failed."""
+    def outlives(self, job_id: str, context: Context) -> bool:
+        """Say whether a job that another task submitted is under way, or has ended well."""
+
+    @abstractmethod
+    def adopt(self, job_id: str, context: Context) -> None:
+        """Wait for a job that another task submitted; raise when it fails."""
 
     @classmethod
     @abstractmethod
@@ -214,7 +219,8 @@ class StagingOperator(BaseOperator):
         from twophase.maintenance import run_folder
 
         job = revision.job
-        if job is not None and job["attempt"] == revision.epoch and self.adopts(job):
+        mine = job is not None and job["attempt"] == revision.epoch and self.adopts(job)
+        if job is not None and mine and self.outlives(job["id"], context):
             log.info("%s: attempt %s: its job %s outlived its task", revision.key, revision.epoch, job["id"])
             return revision, Submission(self, protocol, revision, Path(job["folder"]), context, adopted=job["id"])
         opened = protocol.attempt(revision)
@@ -249,8 +255,11 @@ class Submission:
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a lost lease kills the job
         """Let the job run and see what it wrote."""
-        if self.adopted is None or not self.operator.adopt(self.adopted, self.context):
+        if self.adopted is None:
             self._submit(plan, folder)
+        else:  # the attempt's one job: another in its place would be a second driver in the same staging place
+            with _telling(plan, folder):
+                self.operator.adopt(self.adopted, self.context)
         return self._inspect(plan) if self.operator.application else _result(plan, folder)
 
     def _submit(self, plan: Plan, folder: Path) -> None:
@@ -265,12 +274,8 @@ class Submission:
             )
             raise AttemptFailed(msg) from error
         hit("submit.planned")
-        try:
+        with _telling(plan, folder):
             self.operator.submit(job, self.context)
-        except AirflowException as error:
-            if (folder / "result.json").exists():  # the job itself says what went wrong
-                raise _failure(plan, folder) from error
-            raise AttemptFailed(_unsaid(plan, error)) from error
 
     def _job(self, plan: Plan, folder: Path) -> Job:
         def fill(value: Any) -> Any:
@@ -307,6 +312,17 @@ class Submission:
             for name, write in plan.writes.items()
             if write["handle"] is not None
         }
+
+
+@contextmanager
+def _telling(plan: Plan, folder: Path) -> Iterator[None]:
+    """Say of a job that failed what it says itself, if it says anything."""
+    try:
+        yield
+    except AirflowException as error:
+        if (folder / "result.json").exists():
+            raise _failure(plan, folder) from error
+        raise AttemptFailed(_unsaid(plan, error)) from error
 
 
 def _result(plan: Plan, folder: Path) -> Mapping[str, Json]:
