@@ -28,7 +28,7 @@ from twophase.core.slots import Slot, between
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval, Lookup
 from twophase.spark.plan import Plan
-from twophase.spark.stage import Context, stage
+from twophase.spark.stage import COALESCED, Context, stage
 from twophase.spark.submit import MAIN, ROOT, SparkSubmit
 
 if TYPE_CHECKING:
@@ -404,6 +404,26 @@ def test_the_input_is_read_once_for_several_writes(spark: SparkSession, landing:
     assert [row["n"] for row in Kept.rows["lake"]] == [2, 4]
     assert [row["n"] for row in Kept.rows["dwh"]] == ([3, 6] if "different" in shape else [2, 4])
     assert spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
+
+
+def test_several_writes_are_as_many_files_as_one(spark: SparkSession, landing: Path) -> None:
+    """What they share is kept in as few partitions as its rows need, not in as many as a shuffle was planned with."""
+    put(landing, "a.json", "\n".join(f'{{"n": {number % 5}}}' for number in range(20)))
+    before = {name: spark.conf.get(name) for name in ("spark.sql.shuffle.partitions", COALESCED)}
+    spark.conf.set("spark.sql.shuffle.partitions", "20")
+
+    def files(*names: str) -> set[tuple[int, int]]:
+        tables = {name: sinks.Files(f"lake/{name}") for name in names}
+        for table in tables.values():
+            table.prepare()
+        staged = stage(spark, plan(words(schema="n int"), tables), lambda words: words.groupBy("n").count())
+        return {(manifest["files"], manifest["rows"]) for manifest in staged.values()}
+
+    try:
+        assert files("alone") == files("one", "two", "three") == {(1, 5)}
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before["spark.sql.shuffle.partitions"] or "2")
+    assert spark.conf.get(COALESCED) == before[COALESCED]
 
 
 def test_a_single_write_is_not_cached(spark: SparkSession, landing: Path) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Parameter names of a transform that no read may have.
 RESERVED = frozenset({"spark", "context", "state"})
 
+#: Whether the number of partitions of what is kept may follow from its rows; planned when it is kept.
+COALESCED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -161,17 +164,32 @@ def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
 @contextmanager
 def _read_once(frames: Mapping[str, DataFrame], reads: Iterable[DataFrame]) -> Iterator[None]:
     """Keep what several writes share, so that the input is read once and every write sees the same rows."""
-    from pyspark import StorageLevel
-
     several = len(frames) > 1
     distinct = {id(frame): frame for frame in frames.values()}
     shared = distinct.values() if len(distinct) == 1 else reads
-    kept = [frame.persist(StorageLevel.MEMORY_AND_DISK) for frame in shared] if several else []
+    kept = [_kept(frame) for frame in shared] if several else []
     try:
         yield
     finally:
         for frame in kept:
             frame.unpersist()
+
+
+def _kept(frame: DataFrame) -> DataFrame:
+    """Keep a frame, in as few partitions as its rows need: writes of it are as many files as one write would be.
+
+    Unless told so, Spark keeps as many as were planned before it knew the rows: 200 after any shuffle. Spark 3.5 does so
+    whatever it is told.
+    """
+    from pyspark import StorageLevel
+
+    conf = frame.sparkSession.conf
+    before = conf.get(COALESCED, "false")
+    conf.set(COALESCED, "true")
+    try:
+        return frame.persist(StorageLevel.MEMORY_AND_DISK)
+    finally:
+        conf.set(COALESCED, before or "false")
 
 
 @contextmanager
