@@ -32,15 +32,18 @@ MOST_PARALLEL = 16
 
 @dataclass(frozen=True)
 class Selection:
-    """Which checkpoints of a pipeline: a range of numbers, or the intervals whose starts are in a range of time."""
+    """Which checkpoints of a pipeline: a range of numbers, the intervals of a range of time, or what is stale."""
 
     checkpoints: tuple[int, int] | None = None
     start: str | None = None
     end: str | None = None
     every: str | None = None
+    stale: bool = False
 
     def config(self) -> Json:
         """Return what the record keeps: two backfills of the same are one while it is under way."""
+        if self.stale:
+            return {"stale": True}
         if self.checkpoints:
             return {"checkpoints": list(self.checkpoints)}
         return {"from": self.start, "to": self.end, "every": self.every}
@@ -111,6 +114,8 @@ class Backfill:
         from twophase.committer import backfills
 
         name = self.pipeline.name
+        if self.selection.stale:
+            return self._stale([name])
         if self.selection.checkpoints:
             first, last = self.selection.checkpoints
             with self.record.engine.connect() as connection:
@@ -149,6 +154,9 @@ class Backfill:
 
         Where checkpoints come after each other in a sink, they are done in their order, and what fails stops the rest.
         """
+        if self.selection.stale:
+            yield from self._refresh(lambda: [self.pipeline.name], parallel)
+            return
         if self._in_order(self.pipeline.name):
             yield from self._one_by_one()
         else:
@@ -176,9 +184,13 @@ class Backfill:
 
     def downstream(self, *, parallel: int = 1) -> Iterator[Done]:
         """Do again what was made from revisions that were replaced, pipeline after pipeline, upstream first."""
+        yield from self._refresh(self._reading, parallel)
+
+    def _refresh(self, pipelines: Callable[[], list[str]], parallel: int) -> Iterator[Done]:
+        """Do again what is stale in these pipelines, in their order, until nothing is."""
         given_up: set[Item] = set()
         while True:
-            items = [item for item in self._stale() if item not in given_up]
+            items = [item for item in self._stale(pipelines()) if item not in given_up]
             if not items:
                 return
             if self._in_order(items[0].pipeline):
@@ -206,19 +218,25 @@ class Backfill:
         if not failed:
             replay.end()
 
-    def _stale(self) -> list[Item]:
-        """Return the stale checkpoints of the first pipeline downstream that has some and reads no stale one."""
-        from twophase.committer import backfills, queries
+    def _reading(self) -> list[str]:
+        """Return the pipelines that read this one's commits, directly or not, each after those that it reads."""
+        from twophase.committer import backfills
 
         with self.record.engine.connect() as connection:
-            reads = backfills.reads(connection)
+            return _downstream(self.pipeline.name, backfills.reads(connection))
+
+    def _stale(self, pipelines: Iterable[str]) -> list[Item]:
+        """Return the stale checkpoints of the first of these pipelines that has some."""
+        from twophase.committer import queries
+
+        with self.record.engine.connect() as connection:
             rows = queries.stale(connection)
         stale: dict[str, list[Item]] = {}
         for row in rows:
             item = Item(row["pipeline"], row["checkpoint_id"], row["slot"])
             if item not in stale.setdefault(row["pipeline"], []):
                 stale[row["pipeline"]].append(item)
-        for name in _downstream(self.pipeline.name, reads):
+        for name in pipelines:
             if name in stale:
                 return stale[name]
         return []

@@ -151,6 +151,8 @@ def test_an_interval_whose_input_is_missing_is_told_and_the_others_are_done(reco
         ("--checkpoints", "3..1"),
         ("--checkpoints", "x"),
         ("--from", "2026-11-01"),
+        ("--stale", "--checkpoints", "1"),
+        ("--stale", "--from", "2026-11-01", "--to", "2026-11-02"),
         ("--checkpoints", "1", "--from", "2026-11-01", "--to", "2026-11-02"),
     ],
 )
@@ -190,3 +192,68 @@ def test_stale_lists_what_was_made_from_replaced_revisions(record: PostgresRecor
     assert [(one["pipeline"], one["revision"]) for one in done] == [("words", 3), ("counts", 2)]
     assert listed("stale") == []
     assert data_path("lake/counts").is_dir()
+
+
+def chain(record: PostgresRecord) -> list[Runner]:
+    """Commit a chain of three pipelines, two checkpoints each."""
+    commit(record, 2)
+    runners = []
+    for name, upstream in (("counts", "words"), ("sums", "counts")):
+        pipeline = Pipeline(
+            name,
+            reads={"rows": sources.Committed(upstream, "lake", max_checkpoints=1)},
+            transform="word_count:copy",
+            writes={"lake": sinks.Files(f"lake/{name}")},
+        )
+        runners.append(Runner(pipeline, PreStaged(change=marked), record=record))
+        while runners[-1].run():
+            pass
+    return runners
+
+
+def done(rows: list[Row]) -> list[tuple[str, int, int]]:
+    return sorted((row["pipeline"], row["checkpoint_id"], row["revision"]) for row in rows)
+
+
+def test_what_is_stale_is_made_again_without_anything_upstream(record: PostgresRecord) -> None:
+    chain(record)
+    listed("backfill", "words", "--checkpoints", "1")
+
+    made = done(listed("backfill", "counts", "--stale"))
+    left = [(row["pipeline"], row["checkpoint_id"]) for row in listed("stale")]
+    rest = done(listed("backfill", "sums", "--stale"))
+
+    assert made == [("counts", 1, 2)]
+    assert left == [("sums", 1)]
+    assert rest == [("sums", 1, 2)]
+    assert listed("stale") == []
+    assert words("lake/sums") == [(0, "r2"), (1, "r1")]
+    assert words() == [(0, "r2"), (1, "r1")]
+    again = twophase("backfill", "counts", "--stale")
+    assert (again.exit_code, again.stdout) == (0, "counts: 0 done\n")
+
+
+def test_what_is_stale_is_made_again_along_the_chain(record: PostgresRecord) -> None:
+    """Asked of the first pipeline, it is all that reads it; nothing of its own."""
+    chain(record)
+    listed("backfill", "words", "--checkpoints", "1..2")
+
+    made = done(listed("backfill", "words", "--stale", "--downstream"))
+
+    assert made == [("counts", 1, 2), ("counts", 2, 2), ("sums", 1, 2), ("sums", 2, 2)]
+    assert listed("stale") == []
+
+
+def test_what_is_stale_and_failed_is_tried_by_the_same_command(record: PostgresRecord) -> None:
+    chain(record)
+    listed("backfill", "words", "--checkpoints", "1..2")
+    broken.add(2)
+
+    first = twophase("backfill", "counts", "--stale")
+    broken.clear()
+    second = twophase("backfill", "counts", "--stale")
+
+    assert first.exit_code == 1
+    assert "1 of 2 not done; the same command tries them again" in first.stderr
+    assert second.exit_code == 0
+    assert [row["pipeline"] for row in listed("stale")] == ["sums", "sums"]

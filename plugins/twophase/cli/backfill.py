@@ -64,6 +64,9 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
         str | None,
         typer.Option(metavar="LENGTH", help="Length of an interval, such as 1h or 1d.", show_default="as the last one"),
     ] = None,
+    only_stale: Annotated[
+        bool, typer.Option("--stale", help="What was made from revisions that were replaced since.")
+    ] = False,
     parallel: Annotated[int, typer.Option(min=1, max=16, help="So many at a time.")] = 1,
     downstream: Annotated[
         bool, typer.Option("--downstream", help="Then all that was made from them, upstream first.")
@@ -81,10 +84,10 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
     from twophase.cli.opening import opened
 
     wanted = _range(checkpoints)
-    if (wanted is None) == (start is None) or (start is None) != (end is None):
-        msg = "expected either --checkpoints N..M or --from DATE --to DATE"
+    if [wanted is not None, start is not None, only_stale].count(True) != 1 or (start is None) != (end is None):
+        msg = "expected one of --checkpoints N..M, --from DATE --to DATE, and --stale"
         raise typer.BadParameter(msg)
-    selection = Selection(wanted, start, end, every)
+    selection = Selection(wanted, start, end, every, only_stale)
     done: list[Done] = []
     with opened() as record:
         work = Backfill(record, pipeline, selection, _stager(master, warm=warm), why=reason, anew=anew)
@@ -190,4 +193,4 @@ def stale(
         }
         shown = ("pipeline", "checkpoint_id", "revision", "slot", "upstream", *list(names)[2:])
         listing(found, [(names.get(column, column), column) for column in shown])
-        complain("`twophase backfill UPSTREAM … --downstream` makes new revisions along the chain", style="dim")
+        complain("`twophase backfill PIPELINE --stale` makes them again, --downstream what reads them too", style="dim")
