@@ -45,6 +45,10 @@ class DeltaFormat:
     def rewrite(self, sink: Lake) -> None:
         opened(sink).optimize.compact()
 
+    def restore(self, sink: Lake) -> None:
+        found = opened(sink)
+        found.restore(found.version() - 1)
+
     def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
         commit = DeltaTable.create_write_transaction
 
@@ -86,6 +90,11 @@ class IcebergFormat:
     def rewrite(self, sink: Lake) -> None:
         found = table(sink)
         found.overwrite(found.scan().to_arrow())
+
+    def restore(self, sink: Lake) -> None:
+        found = table(sink)
+        ours = next(entry for entry in reversed(found.snapshots()) if entry.summary and entry.summary.get("twophase"))
+        found.manage_snapshots().set_current_snapshot(ours.snapshot_id).commit()
 
     def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
         commit = Transaction.commit_transaction

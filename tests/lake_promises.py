@@ -20,6 +20,7 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import FailpointError
+from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.sinks.lake import Lake
@@ -55,6 +56,10 @@ class Format(Protocol):
 
     def rewrite(self, sink: Lake) -> None:
         """Rewrite the files as another writer."""
+        ...
+
+    def restore(self, sink: Lake) -> None:
+        """Undo the rewriting as somebody who looks after the table."""
         ...
 
     def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
@@ -396,6 +401,24 @@ class Promises:
         assert refused.outcome is Outcome.FAILED
         assert "cannot be replaced" in (refused.reason or "")
         assert counted(form.content(sink)) == counted(rows(1))
+
+    def test_what_was_rewritten_after_the_decision_is_replaced_once_the_table_is_restored(
+        self, sink: Lake, form: Format
+    ) -> None:
+        """The way out that the message names; staging again would not help, and is not named."""
+        older = stage(sink)
+        older.promote()
+        newer = stage(sink, 1, 2, rows(1, revision=2), revision=2, older=older)
+        newer.check()
+        form.rewrite(sink)
+
+        parked = newer.promote()
+        form.restore(sink)
+        promoted = newer.promote()
+
+        assert (parked.outcome, parked.hindrance) == (Outcome.FAILED, Hindrance.REWRITTEN)
+        assert promoted.outcome is Outcome.PROMOTED, promoted.reason
+        assert counted(form.content(sink)) == counted(rows(1, revision=2))
 
     def test_a_rewrite_in_the_instant_of_a_replacement_doubles_nothing(
         self, form: Format, sink: Lake, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from chaos import sinking
 from factories import PreStaged, Row, land_words
 from lake_formats import opened, table
 from processes import polls
-from twophase.core.errors import ConfigError, ManifestMismatch
+from twophase.core.coordinator import Coordinator
+from twophase.core.errors import ConfigError, ManifestMismatch, Parked
+from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import recover
 from twophase.local.opening import open_record
 from twophase.running import Runner, coordinator
@@ -74,7 +76,48 @@ def _replace(runner: Runner, chosen: random.Random) -> str:
         runner.replace(found.checkpoint_id - earlier)
     except (ManifestMismatch, ConfigError):
         return "refused"
+    except Parked:  # it was rewritten between the vote and the promotion
+        _restore(runner.coordinator)
+        return "restored"
     return "replaced"
+
+
+def _restore(coordinator: Coordinator) -> None:
+    """Do what a parked revision's message says, as somebody who looks after the tables: restore, and recover."""
+    (parked,) = coordinator.transact(lambda tx: tx.unfinished("words"))
+    assert set(parked.hindrances.values()) == {Hindrance.REWRITTEN}
+    replaced = f"/{parked.checkpoint_id:08d}.r"
+    for _ in polls(120):
+        for kind in parked.hindrances:
+            with suppress(CommitFailedError, CommitFailedException):
+                _RESTORE[kind](replaced)
+        with suppress(Parked):
+            coordinator.finish(parked.key)
+            return
+    raise AssertionError(parked)
+
+
+def _restore_delta(replaced: str) -> None:
+    found = opened(lake("delta"))
+    version = next(
+        version
+        for version in range(found.version(), 0, -1)
+        if any(replaced in uri for uri in DeltaTable(found.table_uri, version=version).file_uris())
+    )
+    found.restore(version)
+
+
+def _restore_iceberg(replaced: str) -> None:
+    found = table(lake("iceberg"))
+    snapshot = next(
+        snapshot
+        for snapshot in reversed(found.snapshots())
+        if any(replaced in task.file.file_path for task in found.scan(snapshot_id=snapshot.snapshot_id).plan_files())
+    )
+    found.manage_snapshots().set_current_snapshot(snapshot.snapshot_id).commit()
+
+
+_RESTORE = {"delta": _restore_delta, "iceberg": _restore_iceberg}
 
 
 def told(what: str) -> None:

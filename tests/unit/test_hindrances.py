@@ -6,7 +6,7 @@ import pytest
 
 from twophase.core.hindrances import Hindrance, command, ways_out
 
-LOST, REFUSED, FOREIGN = Hindrance.LOST, Hindrance.REFUSED, Hindrance.FOREIGN
+LOST, REFUSED, FOREIGN, REWRITTEN = Hindrance.LOST, Hindrance.REFUSED, Hindrance.FOREIGN, Hindrance.REWRITTEN
 RECOVER = "then `twophase recover orders`"
 
 
@@ -20,6 +20,7 @@ BOTH = (
     f"put back what is missing and alter the target of dwh so that it takes the rows, {RECOVER};"
     f" or mend the transform and {RESTAGE} --sink dwh --sink lake --reason …`"
 )
+RESTORED = f"restore the table of dwh to before another writer rewrote what is replaced, {RECOVER}"
 NOT_OURS = (
     "look with `twophase reconcile orders` at what dwh holds that is not in this record, let it record that or move it"
     f" away, {RECOVER}"
@@ -32,6 +33,7 @@ NOT_OURS = (
         pytest.param({"lake": LOST}, LOST_ONLY, id="lost"),
         pytest.param({"dwh": REFUSED}, REFUSED_ONLY, id="refused"),
         pytest.param({"dwh": FOREIGN}, NOT_OURS, id="foreign"),
+        pytest.param({"dwh": REWRITTEN}, RESTORED, id="rewritten"),
         pytest.param({"dwh": REFUSED, "lake": LOST}, BOTH, id="one of each"),
         pytest.param({}, LOST_ONLY, id="parked before kinds were kept"),
     ],

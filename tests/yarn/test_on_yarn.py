@@ -59,7 +59,7 @@ class Attempt:
         (home / "spark_jobs").mkdir()
         (home / "spark_jobs" / "job.py").write_text(JOB)
         key = Key("words", 1, 1)
-        files = [list(file) for file in sorted(source.discover(None))]
+        files = [list(file) for file in sorted(source.discover(None).files)]
         plan = Plan(
             *key,
             attempt=1,

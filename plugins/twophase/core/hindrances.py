@@ -19,6 +19,8 @@ class Hindrance(StrEnum):
     REFUSED = "refused"
     #: It holds something in this revision's place that this record did not vote for.
     FOREIGN = "foreign"
+    #: What this revision takes the place of was rewritten by another writer, and cannot be told from other rows.
+    REWRITTEN = "rewritten"
 
 
 _MENDING = {
@@ -28,6 +30,7 @@ _MENDING = {
         "look with `twophase reconcile {pipeline}` at what {sinks} holds that is not in this record, let it record that"
         " or move it away"
     ),
+    Hindrance.REWRITTEN: "restore the table of {sinks} to before another writer rewrote what is replaced",
 }
 
 
@@ -53,7 +56,7 @@ def ways_out(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -
 def restaging(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -> str | None:
     """Return the command that stages again what cannot be promoted; None: that would not help."""
     kinds = set(hindrances.values()) or {Hindrance.LOST}
-    if Hindrance.FOREIGN in kinds:
+    if kinds & {Hindrance.FOREIGN, Hindrance.REWRITTEN}:
         return None
     refused = [sink for sink, kind in sorted(hindrances.items()) if kind == Hindrance.REFUSED]
     sinks = "".join(f" --sink {sink}" for sink in (sorted(hindrances) if refused else ()))

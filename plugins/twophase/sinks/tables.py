@@ -38,6 +38,11 @@ class Trouble(Exception):
 class Refused(Exception):
     """The table cannot take this in, for a reason that only a person can mend."""
 
+    def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
+        """Say why, and what kind of hindrance that is."""
+        super().__init__(message)
+        self.hindrance = hindrance
+
 
 class Change(NamedTuple):
     """What one commit does to a table."""
@@ -299,7 +304,7 @@ class Promoter:
             except Conflict as conflict:
                 faster = f": {conflict}"
             except (ManifestMismatch, Refused) as error:
-                hindrance = Hindrance.REFUSED if isinstance(error, Refused) else Hindrance.LOST
+                hindrance = error.hindrance if isinstance(error, Refused) else Hindrance.LOST
                 return self._despite(error, Promotion(Outcome.FAILED, str(error), hindrance))
             except (Trouble, SinkUnavailable) as error:
                 return self._despite(error, Promotion(Outcome.RETRY_LATER, str(error)))
@@ -337,7 +342,7 @@ class Promoter:
                 f"checkpoint {older.key} cannot be replaced: its file {path} {how}, and {len(found) - 1} more likewise;"
                 " put it back, for instance by a restore"
             )
-            raise Refused(msg)
+            raise Refused(msg, Hindrance.REWRITTEN)
         note = note_of(self.key, self.attempt, self.manifest["digest"])
         return Change(self.app, self.seq, self._staged(), older, note)
 
