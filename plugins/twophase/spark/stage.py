@@ -178,8 +178,8 @@ def _read_once(frames: Mapping[str, DataFrame], reads: Iterable[DataFrame]) -> I
 def _kept(frame: DataFrame) -> DataFrame:
     """Keep a frame, in as few partitions as its rows need: writes of it are as many files as one write would be.
 
-    Unless told so, Spark keeps as many as were planned before it knew the rows: 200 after any shuffle. Spark 3.5 does so
-    whatever it is told.
+    Unless told so, Spark keeps as many as were planned before it knew the rows: 200 after any shuffle. Spark 3.5 does
+    so whatever it is told.
     """
     from pyspark import StorageLevel
 
