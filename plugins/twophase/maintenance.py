@@ -219,6 +219,9 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
     if why := ahead(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks)):
         yield Difference(pipeline.name, None, "", f"the record is older than its sinks: {why}")
     for name, sink in pipeline.sinks.items():
+        if (owner := sink.owner()) not in {None, pipeline.name}:
+            told = f"the table belongs to pipeline {owner!r}, so what is in it is that one's"
+            yield Difference(pipeline.name, None, name, told)
         for promoted in queries.promoted(record.engine, pipeline.name, name):
             for difference in sink.verify(promoted.output):
                 yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)

@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"local"}),
     frozenset({"audits", "comparing"}),
     frozenset({"__init__", "auditing", "backfilling", "beginning", "diffing", "examples", "maintenance"})
-    | {"pipeline", "reading", "reconciliation", "running", "staging", "testing"},
+    | {"ownership", "pipeline", "reading", "reconciliation", "running", "staging", "testing"},
     frozenset({"airflow", "cli", "web"}),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

@@ -308,6 +308,7 @@ def test_preparing_makes_the_folders_of_every_write(tmp_path: Path) -> None:
     assert (tmp_path / "data/lake/words").is_dir()
     assert sorted(path.name for path in (tmp_path / "data/lake/words.twophase").iterdir()) == [
         "manifests",
+        "owner",
         "staging",
         "superseded",
         "taken",

@@ -1,4 +1,4 @@
-"""What a person decides: `pending`, `commit`, `abort`, `restage`, `release`. Each says why, and the record keeps it."""
+"""What a person decides: `pending`, `commit`, `abort`, `restage`, `release`, `hand-over`. Each keeps the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept in the events.", show
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (pending, commit, abort, restage, release):
+    for command in (pending, commit, abort, restage, release, hand_over):
         app.command(rich_help_panel="Decide")(command)
 
 
@@ -142,6 +142,23 @@ def release(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
     with _opened(pipeline) as coordinator:
         coordinator.release(checkpoint_id, reason)
     say(f"{pipeline}/{checkpoint_id}: released, its input belongs to no checkpoint")
+
+
+def hand_over(
+    pipeline: Name,
+    write: Annotated[str, typer.Argument(metavar="WRITE", help="Its write to the table.", show_default=False)],
+    *,
+    to: Annotated[str, typer.Option(metavar="PIPELINE", help="Whose it is from now on.", show_default=False)],
+    reason: Reason,
+) -> None:
+    """Give the table of a write to another pipeline; rows that are in it stay as they are."""
+    from twophase import ownership
+    from twophase.cli.opening import opened
+    from twophase.maintenance import load
+
+    with opened() as record:
+        ownership.hand_over(record, load(record, pipeline), write, to, reason)
+    say(f"{pipeline}: the table of {write} belongs to {to}; declare it there, and drop the write here")
 
 
 def _opened(pipeline: str) -> Any:  # noqa: ANN401 - a context manager around a coordinator

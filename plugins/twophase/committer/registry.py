@@ -56,6 +56,17 @@ def link(connection: Connection, pipeline: str, dag_id: str) -> None:
         connection.execute(upsert(t.pipeline_dag).values(pipeline=pipeline, dag_id=dag_id).on_conflict_do_nothing())
 
 
+def give_up(connection: Connection, name: str, sink: str) -> None:
+    """Let an output's location be another's, in the caller's transaction; nothing may be on its way to it."""
+    connection.execute(select(t.pipeline).where(t.pipeline.c.name == name).with_for_update())
+    if _pending(connection, name):
+        msg = (
+            f"pipeline {name!r}: it has revisions that have not ended; finish them first, see `twophase pending {name}`"
+        )
+        raise ConfigError(msg)
+    connection.execute(delete(t.output).where((t.output.c.pipeline == name) & (t.output.c.sink == sink)))
+
+
 def _pending(connection: Connection, name: str) -> bool:
     r = t.revision.c
     query = select(r.revision).where(

@@ -71,8 +71,17 @@ class Superseded(NamedTuple):
     path: str
 
 
+def two_owners(what: str, owner: str) -> str:
+    """Say why a pipeline may not write to what is another's, and what can be done."""
+    way = f"hand this one over: `twophase hand-over {owner} …`"
+    return f"{what} belongs to pipeline {owner!r}, and two cannot share one; write to another table, or {way}"
+
+
 class Sink(Declared):
     """One output of a pipeline. Subclasses say how it is staged, promoted, found and discarded."""
+
+    #: The pipeline that declares it; None: it was built by itself.
+    pipeline: str | None = None
 
     #: Whether promotion copies or moves the staged output away, so that what is left in staging is dead (R11).
     copies = True
@@ -91,8 +100,19 @@ class Sink(Declared):
     def location(self) -> str:
         """Return what nobody else may write to: two pipelines on one location are refused."""
 
-    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - for those that care
         """Hear which pipeline declares it, under which name, and whether it goes by slots: all outlive restarts."""
+        self.pipeline = pipeline
+
+    def owner(self) -> str | None:
+        """Return the pipeline that the target itself names as its owner; None: it names none."""
+        return None
+
+    def hand_over(self, to: str) -> None:  # noqa: ARG002 - for sinks that can
+        """Let the target belong to another pipeline from now on; ConfigError if what it holds stands in the way."""
+        self._refuse(
+            "what it holds is known by the checkpoints of its pipeline; let the other one write to another table"
+        )
 
     def connections(self) -> tuple[str, ...]:
         """Return the ids of the connections that `stage` needs: they reach the Spark driver by its environment."""

@@ -19,7 +19,7 @@ from twophase.core.manifest import Column, Manifest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
-from twophase.sinks import adopting, disk, frames, manifests, paths, sealing
+from twophase.sinks import adopting, disk, frames, manifests, owning, paths, sealing
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.frames import Columns, Part
 from twophase.sinks.layout import ATTEMPT, CHECKPOINT, SIDES, Marker, Place, markers, side
@@ -126,6 +126,10 @@ class Files(Sink):
         """Create the table's folder and the one beside it, on one file system, so that a rename is atomic."""
         table = Path(self.location())
         beside = side(table)
+        if table.is_symlink():  # by each of its names it would have another folder beside it
+            real = table.resolve()
+            msg = f"sinks.Files {self.path!r}: {table} is a link; name {real} itself, and move {beside.name} beside it"
+            raise ConfigError(msg)
         if slot is not None and (foreign := self._foreign(slot)) is not None and not self.adopts:
             raise self._not_ours(foreign)
         try:
@@ -142,6 +146,16 @@ class Files(Sink):
         if table.stat().st_dev != beside.stat().st_dev:
             msg = f"sinks.Files {self.path!r}: {table} and {beside.name} beside it must be on one file system"
             raise ConfigError(msg)
+        owning.claim(DISK, str(beside), f"sinks.Files {self.path!r}", self.pipeline)
+
+    def owner(self) -> str | None:
+        """Return the pipeline that the file beside the table names."""
+        return owning.owner_of(DISK, str(side(Path(self.location()))))
+
+    def hand_over(self, to: str) -> None:
+        """Let the table belong to another pipeline, as long as it has no checkpoint."""
+        if why := owning.hand_over(DISK, str(side(Path(self.location()))), to):
+            self._refuse(why)
 
     # --- slots -------------------------------------------------------------------------------------------------------
 
@@ -287,6 +301,9 @@ class Files(Sink):
         """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
         promoter = Promoter(key, handle, manifest)
         place, marker = promoter.place, promoter.marker
+        if theirs := owning.objection(DISK, str(place.side), key.pipeline):
+            msg = f"checkpoint {key}: sinks.Files {self.path!r}: {theirs}"
+            raise ConfigError(msg)
         if refusal := promoter.refusal():
             msg = (
                 f"checkpoint {key}: {refusal}; leave it there if `twophase verify {key.pipeline}` does not name it:"

@@ -9,6 +9,7 @@ snapshot, and stays when snapshots expire. The files are beside the table's fold
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Transaction
     from pyiceberg.table.metadata import TableMetadata
 
+#: The property that is a marker.
+_MARKER = re.compile(r"twophase\.([a-z][a-z0-9_]*)\..+")
 #: Where a snapshot says which revision it promoted.
 _NOTE = "twophase"
 #: How many snapshots a promotion leaves in the table's metadata; 0, or no such property: all of them.
@@ -200,6 +203,10 @@ class IcebergSnapshot(Table):
         """Return the number in the table's property; the rest of it says which revision that was."""
         value = self.table.properties.get(app)
         return None if value is None else int(value.partition(" ")[0])
+
+    def writers(self) -> frozenset[str]:
+        """Return the pipelines of the markers: by two paths, or two catalogs, one table has two folders beside it."""
+        return frozenset(match[1] for name in self.table.properties if (match := _MARKER.fullmatch(name)))
 
     def schema(self) -> Schema:
         """Return the table's columns, with Spark's types."""

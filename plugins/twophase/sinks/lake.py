@@ -21,14 +21,14 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
-from twophase.sinks import adopting, columns, disk, manifests, rules, sealing, types
+from twophase.sinks import adopting, columns, disk, manifests, owning, rules, sealing, types
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.receipts import Receipts
 from twophase.sinks.relations import Relation
 from twophase.sinks.sealing import Written
 from twophase.sinks.storage import Known, Storage, Target, storage_of
-from twophase.sinks.tables import Place, Promoter, Table, Trouble, disturbed
+from twophase.sinks.tables import Place, Promoter, Table, Trouble, disturbed, foreign
 
 
 class Lake(Sink):
@@ -109,10 +109,32 @@ class Lake(Sink):
         """Create the folders, and look whether the table, if there is one, can be honoured."""
         self.storage.prepare(self._who, self.location(), self._home, f"{self._home}/manifests")
         table = self._opened()
+        self._claim(table)
         if table is not None and (objection := table.objection()):
             msg = f"{self._who}: {objection}"
             raise ConfigError(msg)
         self._rules = rules.placed(table.schema(), table.rules()) if table is not None else {}
+
+    def _claim(self, table: Table | None) -> None:
+        """Take the table for the pipeline that declares it."""
+        if self.pipeline is None:
+            return
+        if theirs := foreign(table, self.storage, self._home, self.pipeline):
+            msg = f"{self._who}: {theirs}"
+            raise ConfigError(msg)
+        owning.claim(self.storage, self._home, self._who, self.pipeline)
+
+    def owner(self) -> str | None:
+        """Return the pipeline that the table names."""
+        found = owning.owner_of(self.storage, self._home)
+        table = self._opened()
+        others = (table.writers() if table is not None else frozenset()) - {found}
+        return min(others) if others else found
+
+    def hand_over(self, to: str) -> None:
+        """Let the table belong to another pipeline, as long as it has no checkpoint."""
+        if why := owning.hand_over(self.storage, self._home, to):
+            self._refuse(why)
 
     def _opened(self) -> Table | None:
         """Open the declared table for a look."""
@@ -233,20 +255,23 @@ class Lake(Sink):
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Compare the staged folder with its manifest before the vote, and see that the table can take it in."""
         place = self._place(key, handle)
+        table = self._opened()
+        if theirs := foreign(table, self.storage, place.side, key.pipeline):
+            msg = f"checkpoint {key}: {self._who}: {theirs}"
+            raise ConfigError(msg)
         found = manifests.load(place, _attempt_of(place), manifest["digest"])
         if not place.holds(found):
             msg = f"checkpoint {key}: staged folder {place.staged} is gone; stage it again"
             raise ManifestMismatch(msg)
         manifests.check(place.staged, found, self.storage)
-        table = self._opened()
         if table is None:
             return
         problem = table.objection(found.schema)
         if problem is None and (rule := rules.unmet(handle, table.rules())):
             problem = f"the table has got {rule} since the attempt began; run again"
         older = place.older()
-        if problem is None and older is not None and (theirs := disturbed(table, older)):
-            path, how = theirs[0]
+        if problem is None and older is not None and (changed := disturbed(table, older)):
+            path, how = changed[0]
             problem = f"it replaces {older.key}, whose file {path} {how}"
         if problem is None and key.revision > 1:  # before the first one nobody was, or the marker tells
             problem = self._staying(table, key, older)

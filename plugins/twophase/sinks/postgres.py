@@ -16,8 +16,8 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Schema
 from twophase.core.ports import Promotion
 from twophase.core.slots import Slot
-from twophase.sinks.base import Attempt, Sink
-from twophase.sinks.pg import database, fitting, promoting, receipts, sealing, slots, staging
+from twophase.sinks.base import Attempt, Sink, two_owners
+from twophase.sinks.pg import database, fitting, owning, promoting, receipts, sealing, slots, staging
 from twophase.sinks.pg.acceptance import Acceptance
 from twophase.sinks.pg.changes import OURS
 from twophase.sinks.pg.database import Table
@@ -108,8 +108,9 @@ class Postgres(Sink):
     def _staging_conn_id(self) -> str:
         return self.staging_conn_id or self.conn_id
 
-    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - its place is its name
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
         """Hear whether the pipeline goes by slots: then `replace` means the slot's rows."""
+        super().join(pipeline, name, slotted=slotted)
         self._by_slots = slotted
 
     def claim(self, slot: str) -> Claim | None:
@@ -161,9 +162,44 @@ class Postgres(Sink):
                 staging.create_schema(cursor, self.staging_schema, stager)
                 schemas = (self.staging_schema, promoting.MARKERS.schema)
                 sealing.check_accounts(cursor, self._named, stager, self.target, schemas=schemas)
+                self._claim(cursor)
         except psycopg2.Error as error:
             msg = f"{self._named}: connection {self.conn_id}: {database.one_line(error)}"
             raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+    def _claim(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Take the target for the pipeline that declares it."""
+        if self.pipeline is not None:
+            theirs = owning.claim(cursor, self.pipeline, self.target, promoting.MARKERS)
+            if theirs:
+                msg = f"{self._named}: {theirs}"
+                raise ConfigError(msg)
+
+    def owner(self) -> str | None:
+        """Return the pipeline that the target's database names as its owner."""
+        with self._looking() as cursor:
+            return owning.owner_of(cursor, self.target)
+
+    def hand_over(self, to: str) -> None:
+        """Let the target belong to another pipeline, unless its rows carry checkpoints of this one."""
+        with self._looking() as cursor:
+            numbered = CHECKPOINT in (staging.columns_of(cursor, self.target) or {})
+            if numbered and not self._is_empty(cursor):
+                self._refuse(
+                    f"its rows carry checkpoints of pipeline {self.pipeline!r}, whose numbers would be those of {to!r},"
+                    f" too; rename the column {CHECKPOINT} and add a new one, or write to another table"
+                )
+            owner = owning.hand_over(cursor, self.target, str(self.pipeline), to)
+        if owner is not None:
+            self._refuse(two_owners("it", owner))
+
+    def _is_empty(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether no row of the target carries a checkpoint."""
+        from psycopg2 import sql
+
+        query = sql.SQL("SELECT FROM {} WHERE {} IS NOT NULL LIMIT 1")
+        cursor.execute(query.format(self.target.sql, sql.Identifier(CHECKPOINT)))
+        return cursor.fetchone() is None
 
     def _stager(self) -> str:
         """Ask the server as whom rows are staged."""
@@ -268,7 +304,7 @@ class Postgres(Sink):
             marker = promoter.marker(cursor)
             later = promoter.later(cursor)
             forgotten = promoter.has_no_place(cursor)
-            shared = promoter.shared(cursor)
+            shared = promoter.foreign(cursor) or promoter.shared(cursor)
         if marker is None and later:
             msg = f"checkpoint {key}: {later}"
             raise ManifestMismatch(msg)

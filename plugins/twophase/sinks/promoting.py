@@ -16,7 +16,7 @@ from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks import disk, manifests
+from twophase.sinks import disk, manifests, owning
 from twophase.sinks.layout import ATTEMPT, TOMBSTONE, Marker, Place, markers
 from twophase.sinks.receipts import Receipts
 
@@ -147,6 +147,8 @@ class Promoter:
         """Take the staged folder, check it, show it; start over whenever another was faster (R1)."""
         if not self.place.reachable:
             return self.find()
+        if theirs := owning.objection(self.place.storage, str(self.place.side), self.key.pipeline):
+            return self._promoted() or Promotion(Outcome.FAILED, theirs, Hindrance.REFUSED)
         for _ in range(TRIES):
             promoted = self._promoted()
             if promoted:

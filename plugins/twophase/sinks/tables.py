@@ -17,7 +17,8 @@ from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks import disk, manifests, rules
+from twophase.sinks import disk, manifests, owning, rules
+from twophase.sinks.base import two_owners
 from twophase.sinks.layout import ATTEMPT, Marker
 from twophase.sinks.receipts import Receipts, key_of
 from twophase.sinks.rules import Rule
@@ -70,6 +71,10 @@ class Table(ABC):
     @abstractmethod
     def marker(self, app: str) -> int | None:
         """Return the high-water mark of a pipeline; None: it has none yet."""
+
+    def writers(self) -> frozenset[str]:
+        """Return the pipelines that have markers in it, where the folder of the table does not tell already."""
+        return frozenset()
 
     @abstractmethod
     def standing(self) -> Mapping[str, frozenset[str]]:
@@ -174,6 +179,14 @@ class Place:
         key = self.key._replace(revision=self.replaces.revision)
         place = Place(key, {"home": self.side, "name": ""}, self.storage)
         return manifests.load(place, self.replaces.attempt, self.replaces.digest)
+
+
+def foreign(table: Table | None, storage: Storage, home: str, pipeline: str) -> str | None:
+    """Say that a table is another pipeline's, by its folder or by the markers in it; None: it is not."""
+    if theirs := owning.objection(storage, home, pipeline):
+        return theirs
+    others = (table.writers() if table is not None else frozenset()) - {pipeline}
+    return two_owners("the table", min(others)) if others else None
 
 
 def schema_of(summary: Json) -> Schema:
@@ -330,6 +343,8 @@ class Promoter:
 
     def _change(self, table: Table) -> Change:
         """Return what is to be done to a table, if it can be."""
+        if theirs := foreign(table, self.place.storage, self.place.side, self.key.pipeline):
+            raise Refused(theirs)
         if objection := table.objection(schema_of(self.manifest)):
             raise Refused(objection)
         if rule := rules.unmet(self.handle, table.rules()):

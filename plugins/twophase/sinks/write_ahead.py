@@ -147,13 +147,14 @@ class WriteAhead(Sink):
         """Return what remembers what was sent, of no job and operator yet."""
         return CheckpointCommitter.load(self._committer)
 
-    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - slots are sent alike
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
         """Take the names of the pipeline and the write as job id and operator id."""
         if self._owner not in {None, (pipeline, name)}:
             mine = "/".join(self._owner or ())
             msg = f"sinks.WriteAhead {self.sender}: it is {mine} already; declare one of its own for {pipeline}/{name}"
             raise ConfigError(msg)
         self._owner = (pipeline, name)
+        super().join(pipeline, name, slotted=slotted)
 
     @property
     def _operator(self) -> str:
@@ -165,11 +166,17 @@ class WriteAhead(Sink):
         if self.path is None and self._owner is None:
             msg = f"sinks.WriteAhead {self.sender}: it has no folder yet; declare it in a pipeline, or give it a path"
             raise ConfigError(msg)
-        return _Log(self.path or "/".join(("write_ahead", *(self._owner or ()))))
+        staging = _Log(self.path or "/".join(("write_ahead", *(self._owner or ()))))
+        staging.pipeline = self.pipeline
+        return staging
 
     def location(self) -> str:
         """Return the folder of the staged rows."""
         return self._log.location()
+
+    def owner(self) -> str | None:
+        """Return the pipeline whose rows are staged there."""
+        return self._log.owner()
 
     def folders(self) -> tuple[str, ...]:
         """Return that folder, and the one beside it."""

@@ -19,7 +19,7 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.pg import database, history, receipts, sealing, staging, targets
+from twophase.sinks.pg import database, history, owning, receipts, sealing, staging, targets
 from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import History, Order
@@ -201,6 +201,8 @@ class Promoter:
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         if strange := sealing.seal(cursor, self.staged, self.target):
             raise Refused(strange, Hindrance.LOST)
+        if theirs := self.foreign(cursor):
+            raise Refused(theirs, Hindrance.REFUSED)
         if later := self.later(cursor):
             raise Refused(later, Hindrance.FOREIGN)
         columns = staging.columns_of(cursor, self.staged) or {}
@@ -266,6 +268,10 @@ class Promoter:
             return True
         cursor.execute(sql.SQL("DELETE FROM {} {}").format(self.target.sql, mine))
         return True
+
+    def foreign(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
+        """Say that the target is another pipeline's; None: it is this one's, from now on if it was nobody's."""
+        return owning.claim(cursor, self.key.pipeline, self.target, MARKERS)
 
     def shared(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
         """Say which other slot has rows of this one's; None: none has."""
