@@ -195,24 +195,24 @@ def _postgres(*statements: str) -> Callable[[int], object]:
 #: What each of them does, and how often compared with the others.
 DEEDS: Mapping[str, Mapping[str, tuple[int, Callable[[int], object]]]] = {
     "delta": {
-        "append": (10, _delta(_append_delta)),
-        "delete": (5, _delta(lambda found, number: found.delete(f"id < 0 AND id > -{number} AND id % 2 = 0"))),
+        "append": (80, _delta(_append_delta)),
+        "delete": (40, _delta(lambda found, number: found.delete(f"id < 0 AND id > -{number} AND id % 2 = 0"))),
         "optimize": (1, _delta(lambda found, _: found.optimize.compact())),
         "vacuum": (
-            2,
+            10,
             _delta(lambda found, _: found.vacuum(0, dry_run=False, enforce_retention_duration=False)),
         ),
     },
     "iceberg": {
-        "append": (10, _iceberg(lambda found, number: found.append(pa.Table.from_pylist([row(number)])))),
-        "delete": (5, _iceberg(lambda found, number: found.delete(f"id < 0 and id > -{number}"))),
+        "append": (80, _iceberg(lambda found, number: found.append(pa.Table.from_pylist([row(number)])))),
+        "delete": (40, _iceberg(lambda found, number: found.delete(f"id < 0 and id > -{number}"))),
         "rewrite": (1, _iceberg(lambda found, _: found.overwrite(found.scan().to_arrow()))),
     },
     "upserted": {
-        "append": (10, _postgres("INSERT INTO {table} VALUES ({id}, 'stranger', 0) ON CONFLICT DO NOTHING")),
-        "delete": (5, _postgres("DELETE FROM {table} WHERE id < 0 AND id > {id}")),
+        "append": (80, _postgres("INSERT INTO {table} VALUES ({id}, 'stranger', 0) ON CONFLICT DO NOTHING")),
+        "delete": (40, _postgres("DELETE FROM {table} WHERE id < 0 AND id > {id}")),
         "optimize": (1, _postgres("REINDEX TABLE {table}", "VACUUM FULL {table}")),
-        "vacuum": (2, _postgres("VACUUM ANALYZE {table}")),
+        "vacuum": (10, _postgres("VACUUM ANALYZE {table}")),
     },
 }
 
