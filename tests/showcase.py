@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import text
+from sqlalchemy import text, update
 
-from twophase.committer.record import PostgresRecord, PostgresTransaction
+from twophase.committer import tables as t
+from twophase.committer.record import PostgresRecord, PostgresTransaction, r
 from twophase.committer.registry import link, register
 from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant, Run
 from twophase.core.hindrances import Hindrance
@@ -78,6 +79,9 @@ def fill_downstream(record: PostgresRecord, pipeline: str = "daily_totals", upst
         number = tx.add_checkpoint(pipeline, None, source)
         key = tx.add_revision(pipeline, number, "regular", Run(pipeline, "asset_triggered__1"), 3600).key
         tx.fix_inputs(key, source)
+        # Whoever replaced what it reads would have marked it: here that came first.
+        mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id)
+        tx.connection.execute(update(t.revision).where(mine).values(outdated=True))
     tell(record, key, Story("", State.COMMITTED))
     return key
 
@@ -150,7 +154,7 @@ def fill_everything(dsn: str) -> None:
     - `orders`: every state, run by the DAG `orders` and, too, by `shared`;
     - `daily_totals`: one stale commit, run by the DAG of its name;
     - `secret`: run by the DAG `somebody_elses`;
-    - `scratch`: never run by Airflow.
+    - `scratch`: never run by Airflow, and its record is older than its sinks.
     """
     record = PostgresRecord.open(dsn, who="test")
     fill(record)
@@ -159,6 +163,8 @@ def fill_everything(dsn: str) -> None:
     fill_downstream(record)
     enter(record, "secret", "somebody_elses")
     enter(record, "scratch", None)
+    with record.transaction() as tx:
+        tx.say_behind("scratch", "sink 'lake' was given commit_seq 9; the record knows up to 6")
     with record.engine.begin() as connection:
         connection.execute(text("ANALYZE"))
     record.engine.dispose()

@@ -152,7 +152,7 @@ def test_the_list_says_what_was_last_and_what_needs_somebody(pages: ApiServer) -
 
     assert re.search(r"daily_totals checkpoint 1 .{1,20} ago 0 0 1 daily_totals", said)
     assert re.search(r"orders checkpoint 8 .{1,20} ago 4 1 0 orders , shared", said)
-    assert "scratch none yet 0 0 0 not run by Airflow yet" in said
+    assert "scratch record is behind none yet 0 0 0 not run by Airflow yet" in said
 
 
 def test_a_parked_revision_is_told_with_the_command_that_fits(pages: ApiServer) -> None:
@@ -176,6 +176,8 @@ def test_a_parked_revision_is_told_with_the_command_that_fits(pages: ApiServer) 
         ("/pipelines/daily_totals/checkpoints/1", "orders/1 was r1 and is r2 now."),
         ("/pipelines/daily_totals/checkpoints/1", "twophase backfill daily_totals --checkpoints 1"),
         ("/pipelines/scratch", "No checkpoint yet"),
+        ("/pipelines/scratch", "No run begins: sink 'lake' was given commit_seq 9"),
+        ("/pipelines/scratch", "twophase reconcile scratch"),
         ("/pipelines/orders?state=SUPERSEDED", "1 r1 SUPERSEDED"),
         ("/pipelines/secret?state=OPEN", "Nothing is open"),
         ("/dags/not_there", "No pipeline has been run by this DAG yet."),

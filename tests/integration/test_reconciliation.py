@@ -82,6 +82,13 @@ def states(record: PostgresRecord, pipeline: str = "words") -> list[tuple[int, i
     return [(r["checkpoint_id"], r["revision"], r["commit_seq"], r["state"]) for r in reversed(found)]
 
 
+def queries_of(record: PostgresRecord, query: str, without: str) -> list[dict[str, Any]]:
+    """Return rows, without a column that is another each time."""
+    with record.engine.connect() as connection:
+        rows = [dict(row._mapping) for row in connection.execute(text(query))]
+    return [{name: value for name, value in row.items() if name != without} for row in rows]
+
+
 @pytest.mark.parametrize("kinds", ["files", pytest.param("delta+iceberg", marks=pytest.mark.slow), EVERY])
 def test_every_run_is_refused_until_the_record_knows_its_sinks_and_then_goes_on_once(
     backups: Backups, record: PostgresRecord, kinds: str
@@ -328,6 +335,7 @@ def test_slots_that_were_adopted_run_and_replaced_are_known_again(backups: Backu
             runner.run(slot)
         runner.run(slots[0], reprocess=True)
     before = states(record, "days")
+    owned = queries_of(record, "SELECT * FROM twophase.claim ORDER BY checkpoint_id, part", without="shared")
     backups.restore()
     with Runner(declared, PreStaged(), record=record) as runner:
         for slot in slots:
@@ -339,7 +347,11 @@ def test_slots_that_were_adopted_run_and_replaced_are_known_again(backups: Backu
         assert states(record, "days") == before
         for slot in slots:
             runner.run(slot)
-    assert states(record, "days") == before
+        assert states(record, "days") == before
+        rows += sinking.land_days(4)
+        runner.run("2026-11-04/2026-11-05")
+    now = queries_of(record, "SELECT * FROM twophase.claim ORDER BY checkpoint_id, part", without="shared")
+    assert now[: len(owned)] == owned  # no other slot gets what one of these came to
     assert counted(visible("lake/days")) == counted(rows)
     assert [found for found in verify(record, declared) if found] == []
 
@@ -366,6 +378,10 @@ def test_a_chain_is_reconciled_upstream_first_and_goes_on_where_it_was(
     rows += land_words(files=2, start=2)
     run("files")
     copy()
+    sinking.replace("files", 2)
+    rows = rows[:20] + sinking.revised(rows[20:], 2)
+    stale = queries_of(record, "SELECT * FROM twophase.stale", without="replaced_at")
+    assert [(row["pipeline"], row["checkpoint_id"]) for row in stale] == [("copies", 2)]
     backups.restore()
     with pytest.raises(RecordBehind, match="copies"):
         copy()
@@ -375,6 +391,9 @@ def test_a_chain_is_reconciled_upstream_first_and_goes_on_where_it_was(
     apply(record, "files")
     reconcile(record, copies, coordinator(record, copies), "restored")
 
+    assert queries_of(record, "SELECT * FROM twophase.stale", without="replaced_at") == stale
+    with Runner(copies, PreStaged(), record=record) as runner:
+        runner.replace(2)
     rows += land_words(files=2, start=4)
     run("files")
     copy()

@@ -19,6 +19,7 @@ from twophase.core.errors import (
     IllegalTransition,
     InputMissing,
     Parked,
+    RecordBehind,
     Retryable,
     SchemaChanged,
 )
@@ -36,7 +37,7 @@ log = logging.getLogger("twophase")
 #: or a person has to do something.
 FINAL = (
     *(Fenced, AuditFailed, BadRecord, BadValue, SchemaChanged),
-    *(ConfigError, InputMissing, IllegalTransition, Parked),
+    *(ConfigError, InputMissing, IllegalTransition, Parked, RecordBehind),
 )
 _ENDED = frozenset({"success", "failed"})
 _NOT_FOUND = 404
