@@ -22,7 +22,7 @@ import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 
 from chaos import sinking
 from factories import PreStaged, Row, land_words
@@ -38,6 +38,8 @@ from twophase.sinks.lake import Lake
 
 KINDS = "upserted+delta+iceberg"
 TABLE = sinking.TABLES["upserted"]
+#: What a library says when another writer was faster.
+OVERTAKEN = (CommitFailedError, CommitFailedException, ValidationException)
 Look = Callable[[], Iterable[tuple[int, str]]]
 
 
@@ -89,7 +91,7 @@ def _restore(coordinator: Coordinator) -> None:
     replaced = f"/{parked.checkpoint_id:08d}.r"
     for _ in polls(120):
         for kind in parked.hindrances:
-            with suppress(CommitFailedError, CommitFailedException):
+            with suppress(*OVERTAKEN):
                 _RESTORE[kind](replaced)
         with suppress(Parked):
             coordinator.finish(parked.key)
@@ -166,7 +168,7 @@ def disturb(kind: str, flag: Path, seed: int) -> None:
         try:
             deeds[name][1](number)
             told(name)
-        except (CommitFailedError, CommitFailedException):
+        except OVERTAKEN:
             told(f"{name} overtaken")
 
 
