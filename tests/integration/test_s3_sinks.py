@@ -321,3 +321,19 @@ def test_a_connection_that_means_another_identity_is_refused(
 
 def test_the_text_of_an_access_shows_no_secret(s3: S3Server) -> None:
     assert SECRET not in repr(Access.of(CONN_ID))
+
+
+def test_a_table_is_one_pipelines_by_whichever_connection_it_is_reached(
+    s3: S3Server, sink: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket itself says whose it is."""
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", s3.connection())
+    sink.join("words", "lake")
+    sink.prepare()
+    other = type(sink)(**{**sink.config(), "conn_id": "other"})
+    other.join("others", "lake")
+
+    with pytest.raises(ConfigError, match="belongs to pipeline 'words'"):
+        other.prepare()
+    sink.prepare()
+    assert (sink.owner(), other.owner()) == ("words", "words")
