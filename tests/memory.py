@@ -576,6 +576,10 @@ ATTEMPT = re.compile(r"(\d+)\.r(\d+)\.a(\d+)\..+")
 TOMBSTONE = "_swept"
 
 
+def _is_dead(left: Left) -> bool:
+    return left.path.endswith((".junk", ".dead"))
+
+
 class MemorySink:
     """A table of folders: staged beside it, taken by one promoter, then made visible by one rename or exchange.
 
@@ -602,6 +606,8 @@ class MemorySink:
         self.exchanges = exchanges
         self.version = 0
         self.down = False
+        #: What its target does not take: (revision, attempt).
+        self.refused: set[tuple[Key, int]] = set()
         #: The next promotion ends in UNKNOWN: "before" its visible step, which then does not happen, or "after" it.
         self.loses_reply: str | None = None
         self.folders: dict[str, Folder] = {}
@@ -610,6 +616,23 @@ class MemorySink:
         self.hidden: dict[str, Folder] = {}
         self._names = 0
         self._volatile: list[tuple[str, str, bool]] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what a kind of sink has besides."""
+
+    # --- what readers see --------------------------------------------------------------------------------------------
+
+    def shown(self) -> dict[int, Folder]:
+        """Return what readers see, by checkpoint."""
+        return {int(path[8:]): folder for path, folder in self.folders.items() if path.startswith("visible/")}
+
+    def kept(self, marker: Marker) -> list[list[Row]]:
+        """Return the rows that were promoted under a marker, wherever they are now."""
+        places = ("visible/", "taken/", "superseded/")
+        found = [(path, folder) for path, folder in self.folders.items() if folder.marker == marker]
+        alive = [folder for path, folder in found if path.startswith(places) and not path.endswith((".junk", ".dead"))]
+        return [folder.rows() for folder in alive]
 
     # --- the file system ---------------------------------------------------------------------------------------------
 
@@ -757,7 +780,10 @@ class MemorySink:
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         if self.down:
             return Promotion(Outcome.RETRY_LATER, "the sink is down")
-        return MemoryPromoter(self, key, handle, manifest).promote()
+        promoter = MemoryPromoter(self, key, handle, manifest)
+        if (key, promoter.marker.attempt) in self.refused:
+            return promoter._promoted() or Promotion(Outcome.FAILED, "the target refuses it", Hindrance.REFUSED)
+        return promoter.promote()
 
     def lost_reply(self, when: str) -> bool:
         lost = self.loses_reply == when
@@ -770,6 +796,14 @@ class MemorySink:
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
 
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+        """Remove what earlier attempts staged, wherever it is, until nothing of it is left."""
+        while earlier := [
+            left for left in self.attempts() if left[:2] == key[1:] and left.attempt < attempt and not _is_dead(left)
+        ]:
+            for left in earlier:
+                self.remove(left)
+
     # --- sweep -------------------------------------------------------------------------------------------------------
 
     def attempts(self) -> list[Left]:
@@ -778,6 +812,10 @@ class MemorySink:
         found = [(path, ATTEMPT.fullmatch(path.rpartition("/")[2])) for path in self.folders]
         beside = [(path, match) for path, match in found if match and path.startswith(("staging/", "taken/"))]
         return [Left(int(match[1]), int(match[2]), int(match[3]), path) for path, match in beside]
+
+    def beside(self) -> list[Left]:
+        """List what a sweep has to leave nothing of."""
+        return self.attempts()
 
     def remove(self, left: Left) -> None:
         """Remove one of those; what an exchange brought out is not this attempt's and is put away."""

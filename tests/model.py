@@ -16,14 +16,17 @@ from typing import Any
 from unittest import mock
 
 from memory import MemoryRecord, MemorySink, MemorySource
+from memory_log import MemoryLog
 from promises import PIPELINE, Seen, Violation, check_promises, visible_rows
 from twophase.core import coordinator as coordinator_module
 from twophase.core import recovery as recovery_module
+from twophase.core import restaging as restaging_module
 from twophase.core import sweeping
 from twophase.core import taking as taking_module
 from twophase.core.checkpoint import Json, Key, Revision, Run
 from twophase.core.coordinator import Coordinator
-from twophase.core.errors import Fenced, IllegalTransition, ManifestMismatch, TwophaseError
+from twophase.core.errors import ConfigError, Fenced, IllegalTransition, ManifestMismatch, TwophaseError
+from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import recover
 from twophase.core.states import LIVE, State
 
@@ -122,6 +125,10 @@ class Limits:
     restages: bool = True
     backfills: bool = True
     loses_staging: bool = True
+    #: Whether `dwh` is a table with a log, which adopts what is staged.
+    adopts: bool = False
+    #: Whether targets may refuse what was voted for.
+    objects: bool = False
     #: Whether staged output that was lost may come back.
     brings_back: bool = True
     #: Whether a revision must stay its run's until that run has ended and its lease is out.
@@ -137,7 +144,8 @@ class World:
         self.limits = limits or Limits()
         self.record = MemoryRecord(self.pause)
         self.source = MemorySource({"0": 2, "1": 1}, limit=1, pause=self.pause)
-        self.sinks = {name: MemorySink(self.pause, exchanges=self.limits.exchanges) for name in ("dwh", "lake")}
+        kinds = {"dwh": MemoryLog if self.limits.adopts else MemorySink, "lake": MemorySink}
+        self.sinks = {name: kind(self.pause, exchanges=self.limits.exchanges) for name, kind in kinds.items()}
         self.processes: list[Process] = []
         self.current: Process | None = None
         self.ended: set[Run] = set()
@@ -283,14 +291,15 @@ class World:
         return sink.seal(attempt.key, attempt.epoch, handle)
 
     def _restage(self) -> None:
-        """Stage again what a decided revision has lost, as a person asks for."""
+        """Stage again what a decided revision has lost, and what its target refuses, as a person asks for."""
         coordinator = self.coordinator()
         for found in coordinator.transact(lambda tx: tx.unfinished(PIPELINE)):
             if found.state is not State.COMMITTING:
                 continue
+            refused = [name for name, kind in found.hindrances.items() if kind == Hindrance.REFUSED]
             try:
-                attempt = coordinator.restage(found.key, "a person asked")
-            except IllegalTransition:
+                attempt = coordinator.restage(found.key, "a person asked", refused)
+            except (ConfigError, IllegalTransition):
                 continue
             with self.record.transaction() as tx:
                 participants = tx.participants(found.key)
@@ -319,7 +328,7 @@ class World:
                 revisions = {item: tx.revision(Key(PIPELINE, item.checkpoint_id, item.revision)) for item in left}
             with self.record.transaction() as tx:
                 voted = {
-                    item: next((p.attempt for p in tx.participants(found.key) if p.name == name), None)
+                    item: next(((p.standing or p).attempt for p in tx.participants(found.key) if p.name == name), None)
                     for item, found in revisions.items()
                 }
             for item, found in revisions.items():
@@ -383,6 +392,18 @@ class World:
     def _do_down(self, number: int) -> None:
         _, sink = self._sink(number)
         sink.down = not sink.down
+
+    def _do_object(self, number: int) -> None:
+        """Let the target of a sink refuse what was voted for so far, though it was fine at the vote."""
+        name, sink = self._sink(number)
+        for key, revision in self.record.revisions().items():
+            voted = self.record.table("participant").get((key, name))
+            if revision.state is State.COMMITTING and voted is not None:
+                sink.refused.add((key, voted.attempt))
+
+    def _do_agree(self, number: int) -> None:
+        """Let somebody alter the target, so that it takes everything."""
+        self._sink(number)[1].refused.clear()
 
     def _do_unknown(self, number: int) -> None:
         self._sink(number)[1].loses_reply = "before" if number % 3 else "after"
@@ -461,7 +482,7 @@ class World:
             raise Violation(msg)
         for number in range(2):  # what the first one finds in taken/ is put away, which the second one sees
             self._finish("sweep", number)
-        left = [f"{name}: {item.path}" for name, sink in self.sinks.items() for item in sink.attempts()]
+        left = [f"{name}: {item.path}" for name, sink in self.sinks.items() for item in sink.beside()]
         if left and not self.returned:
             msg = f"not swept: {left}{self.describe()}"
             raise Violation(msg)
@@ -566,6 +587,7 @@ class Habits:
             some += ["stage", "stage"]
         troubles = ["kill", "drop", "grow", "end_run", "down", "unknown", "power", "straggle", "lose", "fail", "refuse"]
         troubles += ["destroy"] * limits.loses_staging + ["bring_back"] * limits.brings_back
+        troubles += ["object", "agree"] * limits.objects
         return cls(
             kinds=["script", *some],
             labels=random.sample(LABELS, random.randint(3, 15)),
@@ -604,7 +626,7 @@ def world(limits: Limits | None = None) -> Iterator[World]:
     """Make a world whose processes stop at the failpoints of the shipped code."""
     made = World(limits)
     with ExitStack() as stack:
-        for module in (coordinator_module, recovery_module, taking_module):
+        for module in (coordinator_module, recovery_module, restaging_module, taking_module):
             stack.enter_context(mock.patch.object(module, "hit", made.pause))
         yield made
 

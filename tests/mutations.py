@@ -20,8 +20,9 @@ import memory
 from memory import MemoryPromoter, MemorySink, MemoryTransaction
 from model import LEASE, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
 from promises import Violation
-from twophase.core import coordinator, recovery, states, sweeping, taking
+from twophase.core import coordinator, recovery, restaging, states, sweeping, taking
 from twophase.core.coordinator import Coordinator
+from twophase.core.restaging import Restaging
 from twophase.core.states import State
 from twophase.core.taking import Taking
 
@@ -268,7 +269,25 @@ MUTATIONS = (
     Mutation(
         "sweep an attempt that was voted for",
         "R10",
-        (sweeper(("and attempt != voted and not manifest", "and not manifest")),),
+        (sweeper(("and attempt != voted and not manifest and copies", "and not manifest and copies")),),
+    ),
+    Mutation(
+        "sweep what an adopting sink may still take in",
+        "R10",
+        (sweeper(("and not manifest and copies", "and not manifest")),),
+        Limits(loses_staging=False, brings_back=False, objects=True, adopts=True),
+    ),
+    Mutation(
+        "a sink that keeps the order is promoted lane by lane",
+        "R12, R13",
+        (core("_queue", ("any(sink.ordered for sink in self.sinks.values())", "False")),),
+        Limits(restages=False, loses_staging=False, brings_back=False, adopts=True),
+    ),
+    Mutation(
+        "a restage leaves what earlier attempts staged",
+        "R21",
+        (Edit(restaging, Restaging, "is_superfluous", (("if sink.copies:", "if False:"),)),),
+        Limits(loses_staging=False, brings_back=False, objects=True),
     ),
     Mutation(
         "the record keeps its own attempt, not the sink's",
@@ -483,6 +502,20 @@ SCHEDULES: dict[str, int | list[Action]] = {
     "sweep an attempt that was voted for": [
         ("start", "script", 0), ("upto", 0, "commit.after"), ("destroy", 0), ("kill", 0), ("tick", LEASE + 1),
         ("start", "restage", 0), ("upto", 0, "sink.write"), ("start", "sweep", 0), ("go", 1, TO_THE_END),
+    ],
+    "sweep what an adopting sink may still take in": [
+        ("start", "script", 0), ("upto", 0, "sink.append"), ("object", 0), ("tick", LEASE + 1), ("start", "recover", 0),
+        ("go", 1, TO_THE_END), ("start", "restage", 0), ("upto", 1, "vote.after"), ("start", "sweep", 0),
+        ("go", 2, TO_THE_END), ("go", 0, TO_THE_END),
+    ],
+    "a sink that keeps the order is promoted lane by lane": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("down", 0), ("start", "backfill", 0), ("go", 0, TO_THE_END),
+        ("start", "script", 0), ("upto", 0, "commit.before"), ("down", 0), ("go", 0, TO_THE_END),
+    ],
+    "a restage leaves what earlier attempts staged": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("object", 0), ("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, TO_THE_END),
+        ("start", "restage", 0), ("go", 1, TO_THE_END), ("go", 0, 1),
     ],
     "the record keeps its own attempt, not the sink's": [
         ("start", "script", 0), ("upto", 0, "commit.after"), ("upto", 0, "sink.rename"), ("destroy", 0),

@@ -33,7 +33,7 @@ class Seen:
 
 def visible_folders(sink: MemorySink) -> dict[int, Folder]:
     """Return what readers see, by checkpoint."""
-    return {int(path[8:]): folder for path, folder in sink.folders.items() if path.startswith("visible/")}
+    return sink.shown()
 
 
 def first_decisions(revisions: dict[Key, Revision]) -> list[Revision]:
@@ -179,7 +179,8 @@ def _check_sink(
             _check_kept(world, name, sink, key, whole)
             other = marker is not None and marker.revision == key.revision and marker != _voted(world, name, key)
             must(not other, "{}: {}: the sink holds {}, which the record does not name", name, key, marker)
-        if revision.state is State.COMMITTING and not promoted and (key, name) not in world.destroyed:
+        restaged = world.record.table("participant")[key, name].vote is None if revision.state in DECIDED else False
+        if revision.state is State.COMMITTING and not promoted and not restaged and (key, name) not in world.destroyed:
             _check_not_lost(world, name, sink, key)
     _check_order(name, revisions, visible)
 
@@ -192,18 +193,18 @@ def _in_the_gap(sink: MemorySink, revision: Revision, revisions: dict[Key, Revis
 
 
 def _voted(world: World, name: str, key: Key) -> Marker:
-    voted = world.record.table("participant")[key, name]
+    """Return what was last voted for: a restage that has not come to its vote takes nothing's place."""
+    found = world.record.table("participant")[key, name]
+    voted = found.standing or found
     return Marker(key.revision, voted.attempt, voted.manifest.get("digest"))
 
 
 def _check_kept(world: World, name: str, sink: MemorySink, key: Key, whole: dict[int, list[Row]]) -> None:
     """See that what was promoted is somewhere whole until retention takes it away, in the table or beside it."""
     marker = _voted(world, name, key)
-    kept = {path: folder.rows() for path, folder in sink.folders.items() if folder.marker == marker}
-    places = ("visible/", "taken/", "superseded/")
-    once = [path for path in kept if path.startswith(places) and not path.endswith((".junk", ".dead"))]
+    kept = sink.kept(marker)
     must(
-        [sorted(kept[path]) for path in once] == [whole[key.checkpoint_id]],
+        [sorted(rows) for rows in kept] == [whole[key.checkpoint_id]],
         "{}: {}: expected {} whole, once, found {}",
         name,
         key,

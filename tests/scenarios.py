@@ -117,6 +117,15 @@ def recover() -> None:
     recover_all(coordinator(record, pipeline()))
 
 
+def restage() -> None:
+    """Stage again what the newest checkpoint has lost, as a person asks for; again, if that was killed."""
+    with Runner(pipeline(), PreStaged()) as runner:
+        newest = runner.coordinator.transact(lambda tx: tx.newest("words", None))
+        assert newest is not None
+        if newest.state is State.COMMITTING:
+            runner.restage(newest.checkpoint_id, "its staged output is gone")
+
+
 def sweep() -> None:
     """Remove what is dead."""
     record = open_record()

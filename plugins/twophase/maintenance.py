@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from twophase.core.checkpoint import Key, Output
 from twophase.core.coordinator import Coordinator
+from twophase.core.errors import SinkUnavailable
 from twophase.core.failpoints import hit
+from twophase.core.guarding import alone
 from twophase.core.knowledge import ahead, check_known
 from twophase.core.settings import home
 from twophase.core.states import ENDED, State
@@ -74,23 +76,35 @@ def sweep(
     with record.engine.connect() as connection:
         suspects = retention.suspects(connection, pipeline.name)
     epochs = {(one.checkpoint_id, one.revision): one.epoch for one in suspects}
+    problems: list[str] = []
     for name, sink in pipeline.sinks.items():
-        if everything or expired or any(one.swept for one in suspects):
-            yield from _sweep_superseded(record, pipeline.name, name, sink, expired, dry_run=dry_run)
-        left = sink.attempts() if everything else sink.left_by(epochs)
-        while batch := list(islice(left, BATCH)):
-            for attempt, why in _dead(record, pipeline.name, name, sink, batch):
-                if not dry_run:
-                    hit("sweep.before")
-                    sink.remove(attempt)
-                    hit("sweep.after")
-                yield Removed(pipeline.name, name, attempt.path, why)
-    if not dry_run:
+        with alone(f"sink {name!r}", problems):
+            if everything or expired or any(one.swept for one in suspects):
+                yield from _sweep_superseded(record, pipeline.name, name, sink, expired, dry_run=dry_run)
+            left = sink.attempts() if everything else sink.left_by(epochs)
+            yield from _sweep_attempts(record, pipeline.name, name, sink, left, dry_run=dry_run)
+    if not dry_run and not problems:
         with record.transaction() as tx:
             retention.mark_clean(tx.connection, suspects)
         hit("sweep.clean")
     yield from _sweep_events(record, pipeline, dry_run=dry_run)
     yield from _sweep_runs(record, pipeline.name, dry_run=dry_run)
+    if problems:
+        msg = f"pipeline {pipeline.name!r}: not swept: {'; '.join(problems)}"
+        raise SinkUnavailable(msg)
+
+
+def _sweep_attempts(  # noqa: PLR0913 - whose, and which
+    record: PostgresRecord, pipeline: str, name: str, sink: Sink, left: Iterator[Attempt], *, dry_run: bool
+) -> Iterator[Removed]:
+    """Remove what dead attempts left in one sink."""
+    while batch := list(islice(left, BATCH)):
+        for attempt, why in _dead(record, pipeline, name, sink, batch):
+            if not dry_run:
+                hit("sweep.before")
+                sink.remove(attempt)
+                hit("sweep.after")
+            yield Removed(pipeline, name, attempt.path, why)
 
 
 def _expire(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> dict[Key, datetime]:
@@ -168,12 +182,14 @@ def _revisions(record: PostgresRecord, pipeline: str, checkpoints: set[int]) -> 
 
 
 def _voted(record: PostgresRecord, pipeline: str, sink: str, checkpoints: set[int]) -> Mapping[Key, int]:
-    from sqlalchemy import select
+    from sqlalchemy import func, select
 
     from twophase.committer.tables import participant
 
     p = participant.c
-    query = select(p.checkpoint_id, p.revision, p.attempt).where(
+    # What a restage takes the place of counts until the new vote (R10).
+    standing = func.coalesce(p.handle["standing"]["attempt"].as_integer(), p.attempt).label("attempt")
+    query = select(p.checkpoint_id, p.revision, standing).where(
         (p.pipeline == pipeline) & (p.name == sink) & p.checkpoint_id.in_(checkpoints)
     )
     with record.engine.connect() as connection:
@@ -219,17 +235,20 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
     if why := ahead(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks)):
         yield Difference(pipeline.name, None, "", f"the record is older than its sinks: {why}")
     for name, sink in pipeline.sinks.items():
-        if (owner := sink.owner()) not in {None, pipeline.name}:
-            told = f"the table belongs to pipeline {owner!r}, so what is in it is that one's"
-            yield Difference(pipeline.name, None, name, told)
-        for promoted in queries.promoted(record.engine, pipeline.name, name):
-            for difference in sink.verify(promoted.output):
-                yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
-            yield Verified(name)
-        strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
-        if strangers:  # something may have been promoted between the two looks: ask the record again
+        problems: list[str] = []
+        with alone("it cannot be verified", problems):
+            if (owner := sink.owner()) not in {None, pipeline.name}:
+                told = f"the table belongs to pipeline {owner!r}, so what is in it is that one's"
+                yield Difference(pipeline.name, None, name, told)
+            for promoted in queries.promoted(record.engine, pipeline.name, name):
+                for difference in sink.verify(promoted.output):
+                    yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
+                yield Verified(name)
             strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
-        yield from (Difference(pipeline.name, None, name, stranger) for stranger in strangers)
+            if strangers:  # something may have been promoted between the two looks: ask the record again
+                strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
+            yield from (Difference(pipeline.name, None, name, stranger) for stranger in strangers)
+        yield from (Difference(pipeline.name, None, name, problem) for problem in problems)
 
 
 def _standing(record: PostgresRecord, pipeline: str, sink: str) -> list[Output]:

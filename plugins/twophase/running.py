@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -21,6 +21,7 @@ from twophase.core.errors import (
     Fenced,
     NotYet,
     RecordBehind,
+    SinkUnavailable,
     StoreUnavailable,
     in_one_line,
 )
@@ -203,15 +204,18 @@ class Runner:
         log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
         return done
 
-    def restage(self, checkpoint_id: int, reason: str) -> Revision:
-        """Stage again what a decided revision has lost, and promote it: the only way out for a parked one."""
+    def restage(self, checkpoint_id: int, reason: str, sinks: Collection[str] = ()) -> Revision:
+        """Stage again what a decided revision cannot promote, and promote it: the same input, today's transform.
+
+        Without names it is what lost its staged output; a sink whose target refuses its rows has to be named.
+        """
         which = f"checkpoint {self.pipeline.name}/{checkpoint_id}"
         found = self.coordinator.transact(lambda tx: tx.live_revision(self.pipeline.name, checkpoint_id))
         if found is None or found.state is not State.COMMITTING:
             msg = f"{which}: it is not committing, there is nothing to restage"
             raise ConfigError(msg)
         check_known(self.coordinator)
-        attempt = self.coordinator.restage(found.key, reason)
+        attempt = self.coordinator.restage(found.key, reason, sinks)
         self._stage_and_vote(attempt)
         return self.coordinator.finish(attempt.key)
 
@@ -252,7 +256,7 @@ class Runner:
             try:
                 self.coordinator.fail(attempt, why)
                 self.coordinator.abort(attempt, why)  # changes nothing if it is decided: a restage that failed
-            except StoreUnavailable as unavailable:
+            except (StoreUnavailable, SinkUnavailable) as unavailable:
                 error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
             raise
 

@@ -121,6 +121,9 @@ class Staging:
         """Check what was staged against storage, and the input against what it was; then record the vote."""
         hit("vote.before")
         sink = self.pipeline.sinks[participant.name]
+        if attempt.state is State.COMMITTING and self.coordinator.is_promoted(attempt, participant, manifest):
+            log.info("%s: %s had promoted an earlier attempt, which counts", attempt.key, participant.name)
+            return
         try:
             self._check_input(plan)
             check_schema(attempt, participant.name, sink.by_position(), plan, manifest["schema"])

@@ -22,7 +22,12 @@ from twophase.committer.record import PostgresRecord
 pytestmark = pytest.mark.chaos
 
 #: What a process must do to get to a failpoint; all others are on the way of a plain run.
-ON_THE_WAY_OF = {"abort": scenarios.fail, "recover": scenarios.recover, "sweep": scenarios.sweep}
+ON_THE_WAY_OF = {
+    "abort": scenarios.fail,
+    "recover": scenarios.recover,
+    "restage": scenarios.restage,
+    "sweep": scenarios.sweep,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +61,10 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing(
     if victim is scenarios.sweep:  # something dead to sweep: an attempt that another one replaced
         call(scenarios.run, log=home / "dead.log", failpoints="vote.before=kill")
         call(scenarios.run, log=home / "second.log")
+    if victim is scenarios.restage:  # something decided that lost what one of its sinks had staged
+        call(scenarios.run, log=home / "decided.log", failpoints="commit.after=kill")
+        (lost,) = (home / "data/lake/words.twophase/staging").iterdir()
+        lost.rename(home / "lost")
 
     crashed = call(victim, log=home / "crash.log", failpoints=f"{failpoint}={action}")
 
@@ -66,6 +75,9 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing(
         recovered = call(scenarios.recover, log=home / f"recover{number}.log")
         assert recovered.wait() == 0, recovered.said
         check(record, rows)
+    if victim is scenarios.restage:
+        again = call(scenarios.restage, log=home / "again.log")
+        assert again.wait() == 0, again.said
     drained = call(scenarios.drain, log=home / "drain.log")
     assert drained.wait() == 0, drained.said
     check(record, rows)

@@ -26,6 +26,7 @@ from twophase.core.errors import (
     ManifestMismatch,
     Parked,
     PromotionPending,
+    SinkUnavailable,
     TooManyPending,
 )
 from twophase.core.failpoints import FailpointError
@@ -301,7 +302,7 @@ def test_r5_staged_output_that_cannot_be_removed_does_not_stand_in_the_way(
         raise PermissionError
 
     monkeypatch.setattr(bench.lake, "discard", refuse)
-    with pytest.raises(PermissionError):
+    with pytest.raises(SinkUnavailable, match="not discarded yet"):
         bench.coordinator.abort(revision, "failed")
 
     assert bench.begin().key == bench.key(1, 2)

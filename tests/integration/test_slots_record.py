@@ -473,6 +473,7 @@ class Day:
 class Nowhere:
     """A sink that keeps nothing."""
 
+    copies = True
     ordered = False
 
     def objection(self, *, latest: bool) -> str | None:
@@ -501,6 +502,9 @@ class Nowhere:
     promote = find
 
     def discard(self, key: Key, handle: Json) -> None:
+        """Keep nothing."""
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
         """Keep nothing."""
 
 

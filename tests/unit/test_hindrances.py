@@ -22,8 +22,7 @@ BOTH = (
 )
 RESTORED = f"restore the table of dwh to before another writer rewrote what is replaced, {RECOVER}"
 NOT_OURS = (
-    "look with `twophase reconcile orders` at what dwh holds that is not in this record, let it record that or move it"
-    f" away, {RECOVER}"
+    f"move away what dwh holds in its place (was the record restored? `twophase reconcile orders` shows it), {RECOVER}"
 )
 
 

@@ -240,7 +240,7 @@ class RecoverOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         """Recover each pipeline that has something unfinished; one that cannot be is no reason to leave the others."""
         from twophase.committer import queries
-        from twophase.core.recovery import RollForward, recover
+        from twophase.core.recovery import Leave, RollForward, recover
 
         problems = []
         with tasks.record(context) as record:
@@ -252,6 +252,9 @@ class RecoverOperator(BaseOperator):
                     for revision, decision in recover(protocol, aborting=kill_job):
                         if isinstance(decision, RollForward):
                             self._tell(protocol, revision, context)
+                        elif isinstance(decision, Leave) and decision.failed:
+                            problems.append(decision.reason)
+                    problems += protocol.settle()
                     left = protocol.transact(partial(_unfinished, name))
                     problems += [f"{r.key} is parked: {r.parked_reason}" for r in left if r.parked_reason]
                 except (TwophaseError, OSError) as problem:

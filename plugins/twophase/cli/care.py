@@ -11,7 +11,7 @@ import typer
 
 from twophase.cli.output import Json, complain, print_json, progress, say, state, table
 from twophase.cli.people import parked
-from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
+from twophase.core.errors import SinkUnavailable, StoreUnavailable, TwophaseError
 
 if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord
@@ -45,7 +45,7 @@ def _each(record: PostgresRecord, pipeline: str | None, work: Callable[[str], No
         except StoreUnavailable:
             raise
         except (OSError, TwophaseError) as problem:
-            if name == pipeline and isinstance(problem, TwophaseError):
+            if name == pipeline and isinstance(problem, TwophaseError) and not isinstance(problem, SinkUnavailable):
                 raise
             problems.append(problem)
             complain(f"{name}: left as it is: {' '.join(str(problem).split())}", style="yellow")
@@ -61,24 +61,29 @@ def recover(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for those who work on something.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Finish what a crash left, from the record alone. Exits 1 when something is parked and needs a person."""
+    """Finish what a crash left, from the record alone. Exits 1 when something is parked or could not be cleaned up."""
     from twophase.cli.opening import opened
     from twophase.maintenance import load
     from twophase.running import coordinator
 
     told: list[dict[str, Any]] = []
+    unsettled: list[str] = []
     with opened() as record:
 
         def work(name: str) -> None:
-            told.extend(_recover(coordinator(record, load(record, name)), wait=wait, quiet=as_json))
+            protocol = coordinator(record, load(record, name))
+            told.extend(_recover(protocol, wait=wait, quiet=as_json))
+            unsettled.extend(protocol.settle())
 
         problems = _each(record, pipeline, work)
     if as_json:
         print_json(told)
     elif not told and not problems:
         say("nothing to recover")
-    # A sink that is down is no failure of recovery: whoever comes next tries again.
-    if any(one["parked_reason"] for one in told) or not all(isinstance(problem, OSError) for problem in problems):
+    for problem in unsettled:
+        complain(problem, style="yellow")
+    # A sink that cannot promote now is no failure of recovery: whoever comes next tries again.
+    if problems or unsettled or any(one["parked_reason"] or one["failed"] for one in told):
         raise typer.Exit(1)
 
 
@@ -106,6 +111,8 @@ def _recover(coordinator: Coordinator, *, wait: bool, quiet: bool) -> list[dict[
 
 def told_of(coordinator: Coordinator, revision: Revision, decision: Decision) -> dict[str, Any]:
     """Say what was decided about a revision, why, and what became of it."""
+    from twophase.core.recovery import Leave
+
     now = coordinator.transact(lambda tx: tx.revision(revision.key))
     return {
         "pipeline": revision.key.pipeline,
@@ -116,6 +123,7 @@ def told_of(coordinator: Coordinator, revision: Revision, decision: Decision) ->
         "why": _why(revision, decision),
         "parked_reason": now.parked_reason,
         "hindrances": now.hindrances,
+        "failed": isinstance(decision, Leave) and decision.failed,
     }
 
 
@@ -202,20 +210,16 @@ def verify(
 
     differences: list[Difference] = []
     checked: Counter[str] = Counter()
-    broken: OSError | None = None
     with opened() as record:
         declared = maintenance.load(record, pipeline)
         with progress() as bar:
             task = bar.add_task(f"verifying {pipeline}", total=_committed(record, pipeline) * len(declared.sinks))
-            try:
-                for found in maintenance.verify(record, declared):
-                    if isinstance(found, maintenance.Verified):
-                        checked[found.sink] += 1
-                        bar.advance(task)
-                    else:
-                        differences.append(found)
-            except OSError as error:  # what was found before it is still worth knowing
-                broken = error
+            for found in maintenance.verify(record, declared):
+                if isinstance(found, maintenance.Verified):
+                    checked[found.sink] += 1
+                    bar.advance(task)
+                else:
+                    differences.append(found)
         with record.engine.connect() as connection:
             apart = [*writes.holes(connection, pipeline), *writes.dropped(connection, pipeline)]
     if as_json:
@@ -224,9 +228,6 @@ def verify(
         _differences(differences)
     for one in apart:
         complain(f"{pipeline}: {one}", style="yellow")
-    if broken is not None:
-        msg = f"pipeline {pipeline!r}: cannot be verified: {broken}"
-        raise ConfigError(msg)
     if differences:
         raise typer.Exit(1)
     if not as_json:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", show_default=False)]
 Some = Annotated[str | None, typer.Argument(metavar="PIPELINE", help="Only this pipeline.", show_default=False)]
 Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="The checkpoint's number.", show_default=False)]
+_SINK = "A sink to stage again though its staged output is there, because its target refuses the rows; repeatable."
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the events.", show_default=False)]
 
 
@@ -120,8 +121,15 @@ def abort(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
     say(f"{done.key}: {done.state.lower()}")
 
 
-def restage(pipeline: Name, checkpoint_id: Id, *, reason: Reason, master: str | None = None) -> None:
-    """Stage again what a decided checkpoint has lost, and promote it: the way out for a parked one."""
+def restage(
+    pipeline: Name,
+    checkpoint_id: Id,
+    *,
+    reason: Reason,
+    sink: Annotated[list[str] | None, typer.Option(help=_SINK, show_default=False)] = None,
+    master: str | None = None,
+) -> None:
+    """Stage again what a decided checkpoint cannot promote, by today's transform, and promote it."""
     from twophase.cli.opening import opened
     from twophase.maintenance import load
     from twophase.running import Runner, stager_for
@@ -133,7 +141,7 @@ def restage(pipeline: Name, checkpoint_id: Id, *, reason: Reason, master: str | 
         if found.state in {State.COMMITTED, State.SUPERSEDED}:
             say(f"{found.key}: it is {found.state.lower()} already")
             return
-        done = runner.restage(checkpoint_id, reason)
+        done = runner.restage(checkpoint_id, reason, sink or ())
     say(f"{done.key}: {done.state.lower()}, rows {done.rows}")
 
 

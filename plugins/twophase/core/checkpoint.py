@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -157,3 +157,11 @@ class Participant:
     #: Summary of the manifest: rows, bytes, files, digest, schema.
     manifest: Json = field(default_factory=dict)
     reason: str | None = None
+
+    @property
+    def standing(self) -> Participant | None:
+        """Return it as it was last voted for: what a restage takes the place of counts until the new vote."""
+        if self.vote:
+            return self
+        kept = self.handle.get("standing")
+        return None if kept is None else replace(self, vote=True, **kept)

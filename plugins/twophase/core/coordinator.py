@@ -20,37 +20,40 @@ each other's way.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twophase.core.checkpoint import InputFile, Json, Key, Output, Participant, Revision, Run
 from twophase.core.claims import Claim
 from twophase.core.errors import (
-    ConfigError,
     Fenced,
     IllegalTransition,
     Parked,
     PromotionPending,
+    SinkUnavailable,
     StoreUnavailable,
     TooManyPending,
 )
 from twophase.core.failpoints import hit
+from twophase.core.guarding import alone
 from twophase.core.hindrances import Hindrance, ways_out
 from twophase.core.knowledge import check_known
-from twophase.core.ports import Outcome, Promotion, Record, Sink, Source, Transaction
+from twophase.core.ports import VISIBLE, Outcome, Promotion, Record, Sink, Source, Transaction
+from twophase.core.restaging import Restaging, voted_for
 from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.core.taking import Taking
+
+log = logging.getLogger("twophase")
 
 T = TypeVar("T")
 #: A sink, and whose turn it keeps: that of all revisions, of the regular lane, or of one checkpoint.
 Queue = tuple[str, str | int]
 
-#: What says that the output is there, by its marker; anything else does not.
-VISIBLE = frozenset({Outcome.PROMOTED, Outcome.ALREADY_PROMOTED})
 #: Of each sink that cannot promote: why, and what kind of hindrance it is.
 Failed = Mapping[str, tuple[str, Hindrance]]
 #: Seconds to wait before asking a store again that went away: about half a minute in all.
@@ -142,7 +145,7 @@ class Coordinator:
                 tx.move(
                     revision.key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease
                 )
-                places = self._places(tx, revision.key, epoch, token)
+                places = self.places(tx, revision.key, epoch, token)
                 sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
                 audits = [Participant(name, "audit", epoch) for name in self.audits]
                 approvals = [Participant(name, "approval", epoch) for name in self.approvals]
@@ -158,9 +161,9 @@ class Coordinator:
         if tx.hold(key).epoch != epoch:
             return False
         handles = {p.name: p.handle for p in tx.participants(key) if p.kind == "sink"}
-        return handles == self._places(tx, key, epoch, token)
+        return handles == self.places(tx, key, epoch, token)
 
-    def _places(self, tx: Transaction, key: Key, epoch: int, token: str) -> dict[str, Json]:
+    def places(self, tx: Transaction, key: Key, epoch: int, token: str) -> dict[str, Json]:
         """Name the staging place of each sink, and what is replaced there: live is one, so that stays what it is."""
         slot = tx.slot(self.pipeline, key.checkpoint_id)
         committed = tx.committed_revision(self.pipeline, key.checkpoint_id)
@@ -176,7 +179,13 @@ class Coordinator:
     def vote(
         self, revision: Revision, name: str, *, yes: bool, manifest: Json | None = None, reason: str | None = None
     ) -> State:
-        """Record one participant's vote for one attempt; the last yes makes it PRECOMMITTED."""
+        """Record one participant's vote for one attempt; the last yes makes it PRECOMMITTED.
+
+        Of a restage, nothing earlier can be promoted by then any more; if it was, that counts, and there is no vote.
+        """
+        restaged = yes and revision.state is State.COMMITTING
+        if restaged and Restaging(self, revision.key).is_superfluous(revision, name, manifest or {}):
+            return revision.state
 
         def step(tx: Transaction) -> State:
             held = tx.hold(revision.key)
@@ -187,7 +196,9 @@ class Coordinator:
                 return held.state  # said already: the reply was lost
             if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
                 raise Fenced(_fenced("vote", revision, held))
-            tx.put_participant(revision.key, replace(mine, vote=yes, manifest=manifest or {}, reason=reason))
+            handle = voted_for(mine.handle) if yes else mine.handle
+            voted = replace(mine, vote=yes, handle=handle, manifest=manifest or {}, reason=reason)
+            tx.put_participant(revision.key, voted)
             tx.note(revision.key, f"voted {'yes' if yes else 'no'}", f"{name} a{revision.epoch} {reason or ''}".strip())
             if held.state is State.OPEN and all(p.vote for p in tx.participants(revision.key)):
                 tx.move(revision.key, State.PRECOMMITTED, epoch=revision.epoch, why="every participant voted yes")
@@ -237,17 +248,13 @@ class Coordinator:
             if overtaken and replaces is not None and not self.is_last(tx, revision.checkpoint_id, held.run):
                 msg = f"checkpoint {revision.key}: it cannot be committed any more: {overtaken}; abort it"
                 raise IllegalTransition(msg)
-            sinks = [p for p in participants if p.kind == "sink"]
-            rows = sum(int(p.manifest.get("rows", 0)) for p in sinks)
-            size = sum(int(p.manifest.get("bytes", 0)) for p in sinks)
             tx.move(
                 revision.key,
                 State.COMMITTING,
                 epoch=revision.epoch,
                 why=why,
                 commit_seq=tx.take_commit_seq(self.pipeline),
-                rows=rows,
-                bytes=size,
+                **_totals(participants),
                 error=None,  # what failed before was tried again, and did not fail
                 lease=self.lease,
             )
@@ -351,7 +358,7 @@ class Coordinator:
             hit("promote.before")
             promotion = self._promote_sink(revision, participant, receipt)
             if promotion.outcome in VISIBLE:
-                self._record_promotion(key, participant, promotion)
+                self.record_promotion(key, participant.standing or participant, promotion)
                 continue
             behind[queue] = key
             if promotion.outcome is Outcome.FAILED:
@@ -384,32 +391,30 @@ class Coordinator:
         return True
 
     def _promote_sink(self, revision: Revision, participant: Participant, receipt: Json) -> Promotion:
-        """Promote one sink, if it was voted for; an unknown outcome is settled by its marker."""
-        if not participant.vote:
+        """Promote what one sink voted for; an unknown outcome is settled by its marker."""
+        voted = participant.standing
+        if voted is None:
             return _unvoted(revision, participant)
-        handle = {**_decided(revision, participant), "receipt": receipt}
-        try:
-            promotion = self.sinks[participant.name].promote(revision.key, handle, participant.manifest)
-        except ConfigError as error:  # a connection that is not defined here, for one
-            return Promotion(Outcome.RETRY_LATER, str(error))
+        sink, handle = self.sinks[participant.name], {**_decided(revision, voted), "receipt": receipt}
+        promotion = _asked(revision.key, voted, lambda: sink.promote(revision.key, handle, voted.manifest))
         if promotion.outcome is Outcome.UNKNOWN:
-            return self.find(revision, participant)
+            promotion = self.find(revision, voted)
+        if promotion.outcome is Outcome.FAILED and voted is not participant and revision.leased:
+            return _unvoted(revision, participant)
         if promotion.outcome is Outcome.FAILED and promotion.hindrance is None:  # a sink that tells no kinds
-            staged = self.find(revision, participant).outcome is not Outcome.FAILED
+            staged = self.find(revision, voted).outcome is not Outcome.FAILED
             return replace(promotion, hindrance=Hindrance.REFUSED if staged else Hindrance.LOST)
         return promotion
 
     def find(self, revision: Revision, participant: Participant) -> Promotion:
         """Say where a decided revision's output stands in one sink; changes nothing."""
-        if not participant.vote:
+        voted = participant.standing
+        if voted is None:
             return _unvoted(revision, participant)
-        handle = _decided(revision, participant)
-        try:
-            return self.sinks[participant.name].find(revision.key, handle, participant.manifest)
-        except ConfigError as error:
-            return Promotion(Outcome.RETRY_LATER, str(error))
+        sink, handle = self.sinks[participant.name], _decided(revision, voted)
+        return _asked(revision.key, voted, lambda: sink.find(revision.key, handle, voted.manifest))
 
-    def _record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
+    def record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
         """Add the sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
 
         def step(tx: Transaction) -> None:
@@ -450,43 +455,20 @@ class Coordinator:
                 parked_reason=None,
                 hindrances=None,
                 lease=None,
+                **(_totals(tx.participants(key)) if held.epoch > 1 else {}),  # a restage may have brought other rows
             )
             hit("finish.inside")
 
         self.transact(step)
         hit("finish.after")
 
-    def restage(self, key: Key, why: str) -> Revision:
-        """Open an attempt for those sinks of a decided revision that lost their staged output; it stays COMMITTING."""
-        token = secrets.token_hex(4)
-        decided = self.transact(lambda tx: tx.revision(key))
-        lost = {
-            p.name
-            for p in self.transact(lambda tx: tx.participants(key))
-            if p.kind == "sink" and (not p.vote or self.find(decided, p).outcome is Outcome.FAILED)
-        }
+    def restage(self, key: Key, why: str, sinks: Collection[str] = ()) -> Revision:
+        """Open an attempt for some sinks of a decided revision: those named, or those that lost their staged output."""
+        return Restaging(self, key).open(why, sinks)
 
-        def step(tx: Transaction) -> Revision:
-            held = tx.hold(key)
-            if held.state is not State.COMMITTING:
-                msg = f"checkpoint {key}: expected committing, found {held.state.lower()}; it cannot be restaged"
-                raise IllegalTransition(msg)
-            epoch = held.epoch + 1
-            places = self._places(tx, key, epoch, token)
-            again = [
-                Participant(p.name, "sink", epoch, handle=_place_again(places[p.name], p))
-                for p in tx.participants(key)
-                if p.name in lost and p.name not in tx.committed(key)
-            ]
-            if not again:
-                msg = f"checkpoint {key}: nothing to restage, no sink has lost its staged output; recover promotes it"
-                raise IllegalTransition(msg)
-            tx.move(key, State.COMMITTING, epoch=held.epoch, why=f"restage: {why}", bump=True, lease=self.lease)
-            for participant in again:
-                tx.put_participant(key, participant)
-            return tx.revision(key)
-
-        return self.transact(step)
+    def is_promoted(self, attempt: Revision, participant: Participant, manifest: Json) -> bool:
+        """Say whether an attempt before a restage is promoted after all; then the record names it (R10)."""
+        return Restaging(self, attempt.key).is_promoted(attempt, participant, manifest)
 
     # --- abort -------------------------------------------------------------------------------------------------------
 
@@ -519,9 +501,14 @@ class Coordinator:
     def finish_abort(self, revision: Revision) -> Revision:
         """Discard a dead revision's staged output and mark it ABORTED; deletes only after the move to ABORTING."""
         key = revision.key
+        problems: list[str] = []
         for participant in self.transact(lambda tx: tx.participants(key)):
             if participant.kind == "sink" and participant.name in self.sinks:
-                self.sinks[participant.name].discard(key, participant.handle)
+                with alone(f"sink {participant.name!r}", problems):
+                    self.sinks[participant.name].discard(key, participant.handle)
+        if problems:
+            msg = f"checkpoint {key}: aborting, not discarded yet ({'; '.join(problems)}); recovery will finish it"
+            raise SinkUnavailable(msg)
         hit("abort.discarded")
         self.transact(lambda tx: tx.move(key, State.ABORTED, epoch=revision.epoch, why="discarded", lease=None))
         hit("abort.end")
@@ -543,16 +530,26 @@ class Coordinator:
 
     # --- after the commit --------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Do what `after_commit` asks with the files of COMMITTED checkpoints (R18)."""
+    def settle(self) -> list[str]:
+        """Do what `after_commit` asks with the files of COMMITTED checkpoints (R18); return what could not be done.
+
+        A source that cannot now is asked again by whoever comes next: nothing that is committed depends on it.
+        """
+        problems: list[str] = []
         for name, source in self.sources.items():
-            if not source.settles:
-                continue
-            for checkpoint_id, files in self.transact(partial(_unsettled, self.pipeline, name)):
-                hit("settle.before")
-                source.settle(checkpoint_id, files)
-                self.transact(partial(_settle, self.pipeline, name, checkpoint_id))
-                hit("settle.after")
+            if source.settles:
+                with alone(f"pipeline {self.pipeline!r}: source {name!r}: input is not settled", problems):
+                    self._settle(name, source)
+        for problem in problems:
+            log.warning("%s", problem)
+        return problems
+
+    def _settle(self, name: str, source: Source) -> None:
+        for checkpoint_id, files in self.transact(partial(_unsettled, self.pipeline, name)):
+            hit("settle.before")
+            source.settle(checkpoint_id, files)
+            self.transact(partial(_settle, self.pipeline, name, checkpoint_id))
+            hit("settle.after")
 
     def acknowledge(self, revision: Revision, run: Run) -> None:
         """Note that the run whose revision it is has seen it committed."""
@@ -584,6 +581,14 @@ def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
     return reason, {sink: kind for sink, (_, kind) in failed.items()}
 
 
+def _asked(key: Key, participant: Participant, question: Callable[[], Promotion]) -> Promotion:
+    """Ask a sink, which may be anybody's: one that fails in any way cannot tell now, and holds up only itself."""
+    problems: list[str] = []
+    with alone(f"checkpoint {key}: sink {participant.name!r}", problems):
+        return question()
+    return Promotion(Outcome.RETRY_LATER, problems[0])
+
+
 def _unvoted(revision: Revision, participant: Participant) -> Promotion:
     """Say where a restage stands that has not come to its vote: under way, or ended before it."""
     if revision.leased:
@@ -607,10 +612,10 @@ def _decided(revision: Revision, participant: Participant) -> Json:
     return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}
 
 
-def _place_again(place: Json, lost: Participant) -> Json:
-    """Remember what was voted for: should that turn up in the sink, it counts (R10)."""
-    earlier = [*lost.handle.get("earlier", ()), *filter(None, [lost.manifest.get("digest")])]
-    return {**place, "earlier": earlier}
+def _totals(participants: Sequence[Participant]) -> dict[str, Any]:
+    """Return the rows and bytes that a revision puts into its sinks."""
+    manifests = [p.manifest for p in participants if p.kind == "sink"]
+    return {name: sum(int(manifest.get(name, 0)) for manifest in manifests) for name in ("rows", "bytes")}
 
 
 def _unsettled(pipeline: str, source: str, tx: Transaction) -> list[tuple[int, list[InputFile]]]:

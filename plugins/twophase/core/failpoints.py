@@ -37,6 +37,8 @@ FAILPOINTS: dict[str, str] = {
     "commit.before": "pre-committed, nothing decided",
     "commit.inside": "decision written, not yet committed to the database",
     "commit.after": "the commit point is passed, nothing promoted",
+    "restage.opened": "decided, another attempt open for a sink that cannot promote, nothing staged",
+    "restage.discarded": "restaged and checked, what earlier attempts staged removed, no vote",
     "promote.before": "decided, staged folder in its place",
     "promote.receipt": "the sink keeps the receipt of the decision, nothing visible",
     "promote.taken": "staged folder taken, not checked",

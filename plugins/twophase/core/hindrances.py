@@ -27,8 +27,7 @@ _MENDING = {
     Hindrance.LOST: "put back what is missing",
     Hindrance.REFUSED: "alter the target of {sinks} so that it takes the rows",
     Hindrance.FOREIGN: (
-        "look with `twophase reconcile {pipeline}` at what {sinks} holds that is not in this record, let it record that"
-        " or move it away"
+        "move away what {sinks} holds in its place (was the record restored? `twophase reconcile {pipeline}` shows it)"
     ),
     Hindrance.REWRITTEN: "restore the table of {sinks} to before another writer rewrote what is replaced",
 }

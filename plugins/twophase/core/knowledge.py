@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twophase.core.errors import ConfigError, RecordBehind, Retryable
+from twophase.core.errors import RecordBehind
+from twophase.core.guarding import alone
 
 if TYPE_CHECKING:
     from twophase.core.coordinator import Coordinator
@@ -37,13 +38,12 @@ def ahead(coordinator: Coordinator) -> str | None:
     newest: dict[str, int] = {}
     strange: list[str] = []
     for name, sink in coordinator.sinks.items():
-        try:
+        with alone(f"sink {name!r}", []):
             found = sink.newest(pipeline)
             if found is None:
                 strange += [f"sink {name!r} holds checkpoint {one}" for one in _lacking(coordinator, sink)[:1]]
-        except (ConfigError, Retryable, OSError):
-            continue
-        newest |= {} if found is None else {name: found}
+            else:
+                newest[name] = found
     if not newest and not strange:
         return None
     known = transact(lambda tx: tx.reach(pipeline))

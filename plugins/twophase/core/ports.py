@@ -33,6 +33,10 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+#: What says that the output is there, by its marker; anything else does not.
+VISIBLE = frozenset({Outcome.PROMOTED, Outcome.ALREADY_PROMOTED})
+
+
 @dataclass(frozen=True)
 class Promotion:
     """What a sink says after `promote` or `find`."""
@@ -53,6 +57,11 @@ class Sink(Protocol):
     After the commit point, for `find` and `promote`, it also says `commit_seq`, and `timestamp`: when the revision was
     begun; for `promote` also `receipt`: what the record knows of the decision.
     """
+
+    @property
+    def copies(self) -> bool:
+        """Say whether promotion moves or copies what is staged, so that nothing of use stays there (R11)."""
+        ...
 
     @property
     def ordered(self) -> bool:
@@ -90,6 +99,10 @@ class Sink(Protocol):
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what the attempts of a dead revision staged; called only after the move to ABORTING."""
+        ...
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+        """Remove what earlier attempts staged, so that nobody can promote it any more; only of a sink that copies."""
         ...
 
     def newest(self, pipeline: str) -> int | None:

@@ -39,6 +39,8 @@ class Leave:
     """Touch nothing."""
 
     reason: str
+    #: Whether it was tried, and something failed that has to be tried again.
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,10 @@ def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -
                 pass
     except Parked as error:
         decision = _parked(coordinator, revision, error)
-    except (Fenced, PromotionPending, SinkUnavailable, OSError) as error:
+    except (Fenced, PromotionPending) as error:
         decision = Leave(str(error))
+    except SinkUnavailable as error:
+        decision = Leave(str(error), failed=True)
     _tell(revision, decision)
     return decision
 

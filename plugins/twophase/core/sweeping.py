@@ -12,15 +12,17 @@ def why_dead(  # noqa: PLR0911 - one return per rule
     """Say why what an attempt left on storage is dead; None: it may still be needed.
 
     `voted` is the attempt that the record names for this sink, `manifest` whether the leftover is a manifest, and
-    `copies` whether the sink's promotion leaves nothing of use in staging. Each answer stays true for ever: what is
-    COMMITTED names the attempt that the sink holds (R10), so no other one will ever be promoted.
+    `copies` whether the sink's promotion leaves nothing of use in staging. Where it adopts what is staged, an attempt
+    that was voted for before a restage may still be taken into the table, so none is dead before COMMITTED. Each answer
+    stays true for ever: what is COMMITTED names the attempt that the sink holds (R10), so no other one will ever be
+    promoted.
     """
     match revision.state:
         case State.ABORTING | State.ABORTED:
             return "its revision was aborted"
         case State.OPEN | State.PRECOMMITTED if attempt < revision.epoch:
             return f"attempt {revision.epoch} took its place"
-        case State.COMMITTING if attempt < revision.epoch and attempt != voted and not manifest:
+        case State.COMMITTING if attempt < revision.epoch and attempt != voted and not manifest and copies:
             return f"attempt {voted} was voted for"
         case State.SUPERSEDED if manifest and revision.swept:
             return "a later revision took its place, its retention is over"

@@ -14,8 +14,10 @@ The proper sequence of calls for one revision and one sink, and who makes them:
     5. `promote`   in the committer: one atomic step that makes the output visible and carries its marker.
        `find`      in recovery, and after a promotion whose outcome is unknown: where does it stand, by its marker?
        or, instead of 5, after the move to ABORTING: `discard`.
+       A restage of what is decided is steps 1 to 5 again; before its vote `discard_earlier` sees to it that nobody can
+       promote what earlier attempts staged, and `find` reads the marker once more.
 
-`promote`, `find`, `check` and `discard`
+`promote`, `find`, `check`, `discard` and `discard_earlier`
 
 - may be **repeated**: by the same process, or by another one after a crash in the middle of them. The second call finds
   what the first one did by the marker, never by its own memory, and changes nothing.
@@ -39,17 +41,23 @@ another in it, replacements included. A sink that cannot take back what it has s
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from twophase.core.declared import Declared
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, SinkUnavailable
 
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Json, Key, Output
     from twophase.core.claims import Claim
     from twophase.core.ports import Promotion
     from twophase.sinks.rowsets import RowSet
+
+
+#: How often what earlier attempts staged is looked for, before it is left to whoever comes next.
+LOOKS = 20
+#: How many looks have to agree that nothing is there: one alone may miss what is renamed at that moment.
+ENOUGH = 2
 
 
 class Attempt(NamedTuple):
@@ -75,6 +83,26 @@ def two_owners(what: str, owner: str) -> str:
     """Say why a pipeline may not write to what is another's, and what can be done."""
     way = f"hand this one over: `twophase hand-over {owner} …`"
     return f"{what} belongs to pipeline {owner!r}, and two cannot share one; write to another table, or {way}"
+
+
+def until_gone(
+    key: Key, attempt: int, attempts: Callable[[], Iterable[Attempt]], remove: Callable[[Attempt], None]
+) -> None:
+    """Remove what attempts before one staged, until two looks in a row find nothing of them.
+
+    Their promoters may be at it, and move what they took while it is looked for. Manifests stay: one of them may say
+    what was promoted before.
+    """
+    missed = 0
+    for _ in range(LOOKS):
+        found = [a for a in attempts() if a[:2] == key[1:] and a.attempt < attempt and not a.manifest]
+        missed = 0 if found else missed + 1
+        if missed == ENOUGH:
+            return
+        for left in found:
+            remove(left)
+    msg = f"checkpoint {key}: what attempts before {attempt} staged is still being moved about; try again"
+    raise SinkUnavailable(msg)
 
 
 class Sink(Declared):
@@ -189,6 +217,13 @@ class Sink(Declared):
     @abstractmethod
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what the attempts of a dead revision staged."""
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:  # noqa: ARG002 - for sinks that go by it
+        """Remove what earlier attempts of a decided revision staged, so that nobody can promote it any more (R21).
+
+        Called by a restage, once the new attempt is staged. `handle` is that of what was voted for last.
+        """
+        until_gone(key, attempt, self.attempts, self.remove)
 
     @abstractmethod
     def attempts(self) -> Iterator[Attempt]:

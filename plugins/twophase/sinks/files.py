@@ -20,7 +20,7 @@ from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
 from twophase.sinks import adopting, disk, frames, manifests, owning, paths, sealing
-from twophase.sinks.base import Attempt, Sink, Superseded
+from twophase.sinks.base import Attempt, Sink, Superseded, until_gone
 from twophase.sinks.frames import Columns, Part
 from twophase.sinks.layout import ATTEMPT, CHECKPOINT, SIDES, Marker, Place, markers, side
 from twophase.sinks.leftovers import Leftovers
@@ -333,6 +333,11 @@ class Files(Sink):
         for left in list(leftovers.of({key[1:]: newest})):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 leftovers.remove(left)
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+        """Remove what earlier attempts staged, in staging/ and in taken/; what is dead or junk nobody promotes."""
+        leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
+        until_gone(key, attempt, leftovers.promotable, leftovers.remove)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
 SUPERSEDED = re.compile(r"(\d{8,})\.r(\d+)")
 #: What keeps the name of a swept revision taken where folders cannot be exchanged.
 TOMBSTONE = "_swept"
+#: What the names of folders under taken/ end in that no promoter takes any more.
+DEAD = (".junk", ".dead")
 #: What the side folder of a table has in it.
 SIDES = ("staging", "taken", "manifests", "superseded")
 
@@ -107,4 +109,4 @@ class Place:
                 names = [entry.name for entry in entries if entry.name.startswith(start)]
         except FileNotFoundError:
             return []
-        return [self.taken / name for name in names if not name.endswith((".junk", ".dead"))]
+        return [self.taken / name for name in names if not name.endswith(DEAD)]

@@ -11,7 +11,7 @@ from twophase.core.checkpoint import Key
 from twophase.core.manifest import Manifest
 from twophase.sinks import disk
 from twophase.sinks.base import Attempt, Superseded
-from twophase.sinks.layout import ATTEMPT, SIDES, SUPERSEDED, TOMBSTONE, Marker, Place, markers, side
+from twophase.sinks.layout import ATTEMPT, DEAD, SIDES, SUPERSEDED, TOMBSTONE, Marker, Place, markers, side
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class Leftovers:
             path = f"{self.side}/manifests/{checkpoint_id:08d}.r{revision}.a{attempt}.json"
             if os.path.lexists(path):
                 yield Attempt(checkpoint_id, revision, attempt, path, manifest=True)
+
+    def promotable(self) -> Iterator[Attempt]:
+        """List those that a promoter might take, in the order in which it moves them."""
+        yield from (left for left in self.attempts() if not left.path.endswith(DEAD))
 
     def remove(self, left: Attempt) -> None:
         """Remove one of those, unless it is the manifest of what is visible: then another record knows of it.

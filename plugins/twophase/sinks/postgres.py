@@ -312,7 +312,7 @@ class Postgres(Sink):
             why = shared or f"{forgotten}; a longer history= keeps more from now on"
             msg = f"checkpoint {key}: {why}"
             raise ConfigError(msg)
-        if marker is not None:
+        if marker is not None and marker[1]["digest"] not in handle.get("earlier", ()):
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
             raise ManifestMismatch(msg)
         if found is None or found.digest(table) != manifest["digest"]:

@@ -138,6 +138,20 @@ class Delivery:
         with self.committer:
             return not self.place.earlier and self._is_committed(BEGUN)
 
+    def cut_off(self) -> str | None:
+        """Say why rows that were staged again must not be sent; None: they may be."""
+        with self.committer:
+            return self._cut_off()
+
+    def _cut_off(self) -> str | None:
+        begun = self._begun_before()
+        if begun is None or self.republish:
+            return None
+        return (
+            f"attempt {begun} had begun to send before it was staged again, and nobody can tell which of its rows"
+            " arrived; declare republish=True to send all of them again"
+        )
+
     def _lost(self) -> Promotion | None:
         """Say why it cannot be sent, by anybody; None: it can."""
         if not self.place.reachable:
@@ -146,14 +160,9 @@ class Delivery:
             self._load()
         except ManifestMismatch as error:
             return Promotion(Outcome.FAILED, str(error), Hindrance.LOST)
-        begun = self._begun_before()
-        if begun is not None and not self.republish:
-            reason = (
-                f"attempt {begun} had begun to send before it was lost, and nobody can tell which of its rows arrived;"
-                " declare republish=True to send all of them again"
-            )
-            return Promotion(Outcome.FAILED, reason, Hindrance.REFUSED)
-        if begun is None and self._is_committed(BEGUN) and not self._is_committed(-self.attempt):
+        if cut_off := self._cut_off():
+            return Promotion(Outcome.FAILED, cut_off, Hindrance.REFUSED)
+        if self._begun_before() is None and self._is_committed(BEGUN) and not self._is_committed(-self.attempt):
             return Promotion(Outcome.RETRY_LATER, "it was staged again, and another attempt has begun to send since")
         return None
 

@@ -261,10 +261,14 @@ class WriteAhead(Sink):
         """Compare the staged folder with its manifest before the vote, and see that nothing of it was sent."""
         self._log.check(key, handle, manifest)
         try:
-            begun = self._delivery(key, handle, manifest).begun_elsewhere()
+            delivery = self._delivery(key, handle, manifest)
+            begun, cut_off = delivery.begun_elsewhere(), delivery.cut_off()
         except SinkUnavailable as error:
             log.warning("%s; rows are staged, and sent once it is back", error)
             return
+        if cut_off:
+            msg = f"checkpoint {key}: {cut_off}"
+            raise ManifestMismatch(msg)
         if begun:
             msg = (
                 f"checkpoint {key}: rows of it were sent already, says {self.committer.which}, and this record does not"
@@ -324,6 +328,10 @@ class WriteAhead(Sink):
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what the attempts of a dead revision staged; nothing of it was sent."""
         self._log.discard(key, handle)
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+        """Remove what earlier attempts staged; none of it was sent, says `check`, or all of it may be sent again."""
+        self._log.discard_earlier(key, attempt, handle)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 

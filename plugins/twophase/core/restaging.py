@@ -1,0 +1,160 @@
+"""Stage again what a decided revision cannot promote: one more attempt for some of its sinks, and for no other.
+
+The decision stands, so the state stays COMMITTING (R8, R9). What was voted for counts until the new attempt comes to
+its vote: a restage that fails, or is killed, leaves everything as it was. Before that vote what earlier attempts staged
+is destroyed wherever a promoter may have it, and then the marker is read (R21): afterwards nobody can bring old rows in
+beside the new ones. Where the sink adopts staged output that cannot be done, and the old rows may still win: then they
+are what the record names.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from twophase.core.checkpoint import Json, Key, Participant, Revision
+from twophase.core.errors import ConfigError, IllegalTransition, ManifestMismatch
+from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance, ways_out
+from twophase.core.ports import VISIBLE, Outcome, Promotion
+from twophase.core.states import State
+
+if TYPE_CHECKING:
+    from twophase.core.coordinator import Coordinator
+    from twophase.core.ports import Transaction
+
+
+@dataclass(frozen=True)
+class Restaging:
+    """One restage of a decided revision."""
+
+    coordinator: Coordinator
+    key: Key
+
+    # --- open --------------------------------------------------------------------------------------------------------
+
+    def open(self, why: str, named: Collection[str] = ()) -> Revision:
+        """Open an attempt for the sinks that are named, or for those that lost their staged output."""
+        token = secrets.token_hex(4)
+        chosen = self._chosen(named)
+
+        def step(tx: Transaction) -> Revision:
+            held = tx.hold(self.key)
+            self._check_state(held)
+            epoch = held.epoch + 1
+            places = self.coordinator.places(tx, self.key, epoch, token)
+            again = [
+                Participant(p.name, "sink", epoch, handle=_place_again(places[p.name], p))
+                for p in tx.participants(self.key)
+                if p.name in chosen and p.name not in tx.committed(self.key)
+            ]
+            if not again:
+                msg = f"checkpoint {self.key}: nothing to restage: {self._instead(held)}"
+                raise IllegalTransition(msg)
+            tx.move(
+                self.key, State.COMMITTING, epoch=held.epoch, why=f"restage: {why}", bump=True,
+                lease=self.coordinator.lease,
+            )  # fmt: skip
+            for participant in again:
+                tx.put_participant(self.key, participant)
+            return tx.revision(self.key)
+
+        opened = self.coordinator.transact(step)
+        hit("restage.opened")
+        return opened
+
+    def _chosen(self, named: Collection[str]) -> set[str]:
+        """Return the sinks to stage again; refuse a name that nothing can be done for."""
+        decided = self.coordinator.transact(lambda tx: tx.revision(self.key))
+        self._check_state(decided)
+        done = self.coordinator.transact(lambda tx: tx.committed(self.key))
+        everybody = self.coordinator.transact(lambda tx: tx.participants(self.key))
+        sinks = {p.name: p for p in everybody if p.kind == "sink"}
+        if unknown := sorted(set(named) - sinks.keys()):
+            msg = f"checkpoint {self.key}: it has no sink {unknown[0]!r}; expected one of {', '.join(sorted(sinks))}"
+            raise ConfigError(msg)
+        if promoted := sorted(set(named) & done):
+            msg = f"checkpoint {self.key}: sink {promoted[0]!r} has promoted it; backfill it to replace what is there"
+            raise ConfigError(msg)
+        found = {name: self.coordinator.find(decided, p) for name, p in sinks.items() if name not in done}
+        for name in sorted(named):
+            self._check_named(name, found[name])
+        if named:
+            return set(named)
+        return {name for name, p in sinks.items() if name in found and (not p.vote or _is_lost(found[name]))}
+
+    def _check_state(self, found: Revision) -> None:
+        if found.state is not State.COMMITTING:
+            msg = f"checkpoint {self.key}: expected committing, found {found.state.lower()}; it cannot be restaged"
+            raise IllegalTransition(msg)
+
+    def _check_named(self, name: str, found: Promotion) -> None:
+        if found.outcome in VISIBLE:
+            msg = (
+                f"checkpoint {self.key}: sink {name!r} has promoted it, its marker is there;"
+                f" `twophase recover {self.key.pipeline}` records that"
+            )
+            raise ConfigError(msg)
+        if found.hindrance is Hindrance.FOREIGN:
+            ways = ways_out(self.key.pipeline, self.key.checkpoint_id, {name: Hindrance.FOREIGN})
+            msg = f"checkpoint {self.key}: sink {name!r}: {found.reason}; a restage does not help: {ways}"
+            raise ConfigError(msg)
+
+    def _instead(self, held: Revision) -> str:
+        """Say what helps where no sink has lost its staged output."""
+        if held.hindrances:
+            return f"{held.parked_reason}; {ways_out(self.key.pipeline, self.key.checkpoint_id, held.hindrances)}"
+        return f"no sink has lost its staged output; `twophase recover {self.key.pipeline}` promotes it"
+
+    # --- before the vote ---------------------------------------------------------------------------------------------
+
+    def is_superfluous(self, attempt: Revision, name: str, manifest: Json) -> bool:
+        """Destroy what earlier attempts staged, then read the marker; True: one of them is promoted, and counts (R21).
+
+        Raises ManifestMismatch if the new attempt cannot be promoted either.
+        """
+        mine = self._participant(name)
+        if mine.attempt != attempt.epoch:
+            return False  # another restage took its place: the vote says so
+        sink = self.coordinator.sinks[name]
+        if sink.copies:
+            sink.discard_earlier(self.key, attempt.epoch, (mine.standing or mine).handle)
+        hit("restage.discarded")
+        return self.is_promoted(attempt, mine, manifest)
+
+    def is_promoted(self, attempt: Revision, mine: Participant, manifest: Json) -> bool:
+        """Read the marker, and let the record adopt what the sink holds of the revision, if anything (R10)."""
+        name = mine.name
+        promotion = self.coordinator.find(attempt, replace(mine, vote=True, manifest=manifest))
+        if promotion.outcome in VISIBLE:
+            self.coordinator.record_promotion(self.key, replace(mine, manifest=manifest), promotion)
+            return True
+        if promotion.outcome is Outcome.FAILED:
+            msg = f"checkpoint {self.key}: sink {name!r}: {promotion.reason}"
+            raise ManifestMismatch(msg)
+        return False
+
+    def _participant(self, name: str) -> Participant:
+        found = self.coordinator.transact(lambda tx: tx.participants(self.key))
+        return next(p for p in found if p.name == name)
+
+
+def _is_lost(found: Promotion) -> bool:
+    return found.outcome is Outcome.FAILED and found.hindrance is not Hindrance.FOREIGN
+
+
+def _place_again(place: Json, before: Participant) -> Json:
+    """Remember what was voted for: it counts until there is a new vote, and should it turn up in the sink (R10)."""
+    standing = before.standing
+    if standing is None:
+        return {**place, "earlier": list(before.handle.get("earlier", ()))}
+    earlier = [*standing.handle.get("earlier", ()), standing.manifest["digest"]]
+    kept = {"attempt": standing.attempt, "handle": dict(standing.handle), "manifest": dict(standing.manifest)}
+    return {**place, "earlier": earlier, "standing": kept}
+
+
+def voted_for(handle: Json) -> Mapping[str, object]:
+    """Return the handle of an attempt that was voted for: what stood before it counts no more."""
+    return {name: value for name, value in handle.items() if name != "standing"}

@@ -1,0 +1,330 @@
+"""A decided revision that a target refuses: what is said, and that each way out works, for each that can refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
+
+from commands import twophase
+from factories import PreStaged, Row, counted, land_words, visible, words_pipeline
+from twophase import Pipeline, sinks
+from twophase.committer.record import PostgresRecord
+from twophase.core import failpoints
+from twophase.core.checkpoint import Key, Revision
+from twophase.core.errors import AttemptFailed, ConfigError, Parked
+from twophase.core.failpoints import FailpointError
+from twophase.core.hindrances import Hindrance
+from twophase.core.recovery import Park, recover
+from twophase.core.states import State
+from twophase.maintenance import sweep, verify
+from twophase.running import Runner
+from twophase.sinks.base import Sink
+from twophase.spark.plan import Plan
+
+WHY = ("--reason", "looked at it")
+CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
+
+
+def mended(rows: list[Row], _plan: Plan | None = None) -> list[Row]:
+    """Be today's transform."""
+    return [{**row, "word": "mended"} for row in rows]
+
+
+class Target:
+    """A table that somebody alters after the vote, and may alter back."""
+
+    def __init__(self, cursor: Any) -> None:
+        self.cursor = cursor
+
+    def sink(self) -> Sink:
+        raise NotImplementedError
+
+    def refuse(self) -> None:
+        raise NotImplementedError
+
+    def take(self) -> None:
+        raise NotImplementedError
+
+    def content(self) -> list[Row]:
+        raise NotImplementedError
+
+
+class InPostgres(Target):
+    """Its rows must be mended ones from now on."""
+
+    def sink(self) -> Sink:
+        return sinks.Postgres("words", conn_id="dwh", create=True)
+
+    def refuse(self) -> None:
+        self.cursor.execute("ALTER TABLE words ADD CONSTRAINT strict CHECK (word = 'mended') NOT VALID")
+
+    def take(self) -> None:
+        self.cursor.execute("ALTER TABLE words DROP CONSTRAINT strict")
+
+    def content(self) -> list[Row]:
+        self.cursor.execute("SELECT id, word, frequency FROM words")
+        return [dict(zip(("id", "word", "frequency"), row, strict=True)) for row in self.cursor.fetchall()]
+
+
+class InDelta(Target):
+    """It has a constraint that the staged rows were not held to."""
+
+    def sink(self) -> Sink:
+        return sinks.Delta("lake/delta")
+
+    @property
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.sink().location())
+
+    def refuse(self) -> None:
+        self.table.alter.add_constraint({"strict": "frequency >= 0"})
+
+    def take(self) -> None:
+        self.table.alter.drop_constraint("strict")
+
+    def content(self) -> list[Row]:
+        return pl.read_delta(self.sink().location()).to_dicts()
+
+
+class InIceberg(Target):
+    """One of its columns is required now."""
+
+    def sink(self) -> Sink:
+        return sinks.Iceberg("db.words", path="lake/iceberg", catalog=CATALOG)
+
+    @property
+    def table(self) -> Any:
+        sink = self.sink()
+        assert isinstance(sink, sinks.Iceberg)
+        assert isinstance(sink.catalog, dict)
+        return SqlCatalog("default", **sink.catalog).load_table(sink.table)
+
+    def _require(self, required: bool) -> None:
+        with self.table.update_schema(allow_incompatible_changes=True) as update:
+            update.update_column("frequency", required=required)
+
+    def refuse(self) -> None:
+        self._require(True)
+
+    def take(self) -> None:
+        self._require(False)
+
+    def content(self) -> list[Row]:
+        rows: list[Row] = self.table.scan().to_arrow().to_pylist()
+        return rows
+
+
+TARGETS: dict[str, Callable[[Any], Target]] = {"postgres": InPostgres, "delta": InDelta, "iceberg": InIceberg}
+
+
+class Bench:
+    """One pipeline into files and into a target that may refuse."""
+
+    def __init__(self, record: PostgresRecord, target: Target) -> None:
+        self.record = record
+        self.target = target
+        self.pipeline: Pipeline = words_pipeline(
+            writes={"dwh": target.sink(), "lake": sinks.Files("lake/words")}, max_files=1
+        )
+        self.rows: list[Row] = []
+
+    def process(self, stager: PreStaged | None = None) -> Runner:
+        return Runner(self.pipeline, stager or PreStaged(), record=self.record)
+
+    def land(self) -> list[Row]:
+        landed = land_words(rows=4, start=len(self.rows) // 4)
+        self.rows += landed
+        return landed
+
+    def refused(self) -> Key:
+        """Commit a checkpoint, decide the next one, and let its target refuse it."""
+        self.land()
+        self.process().run()
+        self.land()
+        failpoints.configure("commit.after=raise")
+        with pytest.raises(FailpointError):
+            self.process().run()
+        failpoints.configure("")
+        self.target.refuse()
+        return Key("words", 2, 1)
+
+    def parked(self) -> Key:
+        key = self.refused()
+        with pytest.raises(Parked, match=r"parked: alter the target of dwh .*twophase restage words 2 --sink dwh"):
+            self.process().coordinator.finish(key)
+        return key
+
+    def read(self, key: Key) -> Revision:
+        with self.record.transaction() as tx:
+            return tx.revision(key)
+
+    def differences(self) -> list[Any]:
+        return [difference for difference in verify(self.record, self.pipeline) if difference]
+
+
+@pytest.fixture(params=TARGETS)
+def bench(request: pytest.FixtureRequest, home: Path, record: PostgresRecord, target: Any) -> Iterator[Bench]:
+    yield Bench(record, TARGETS[request.param](target))
+    failpoints.configure("")
+
+
+@pytest.fixture
+def in_postgres(home: Path, record: PostgresRecord, target: Any) -> Iterator[Bench]:
+    yield Bench(record, InPostgres(target))
+    failpoints.configure("")
+
+
+def test_a_target_that_refuses_holds_up_itself_and_once_altered_recovery_promotes_to_it(bench: Bench) -> None:
+    key = bench.parked()
+    parked = bench.read(key)
+    coordinator = bench.process().coordinator
+    assert (parked.state, parked.hindrances) == (State.COMMITTING, {"dwh": Hindrance.REFUSED})
+    assert counted(visible("lake/words")) == counted(bench.rows)
+    assert not isinstance(recover(coordinator, decided_only=True)[0][1], Park)  # it is that already
+
+    bench.target.take()
+    recover(coordinator, decided_only=True)
+
+    done = bench.read(key)
+    assert (done.state, done.parked_reason, done.hindrances) == (State.COMMITTED, None, {})
+    assert counted(bench.target.content()) == counted(bench.rows)
+    assert bench.differences() == []
+
+
+def test_a_restage_of_the_sink_that_is_named_lets_it_take_what_the_transform_gives_today(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other sink keeps what it has; a backfill brings both to one transform."""
+    bench.parked()
+    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=mended))
+    row = json.loads(twophase("pending", "--json").stdout)[0]
+
+    unnamed = twophase("restage", "words", "2", *WHY)
+    named = twophase("restage", "words", "2", "--sink", "dwh", *WHY)
+
+    assert row["command"] == "twophase restage words 2 --sink dwh --reason …"
+    assert unnamed.exit_code == 1
+    assert "nothing to restage: dwh: " in unnamed.stderr
+    assert "--sink dwh --reason" in unnamed.stderr
+    assert named.exit_code == 0, named.stderr
+    new = mended(bench.rows[4:])
+    assert counted(bench.target.content()) == counted([*bench.rows[:4], *new])
+    assert counted(visible("lake/words")) == counted(bench.rows)
+    assert bench.differences() == []
+    bench.process(PreStaged(change=mended)).replace(2)
+    assert counted(visible("lake/words")) == counted([*bench.rows[:4], *new]) == counted(bench.target.content())
+    list(sweep(bench.record, bench.pipeline))
+    assert bench.differences() == []
+
+
+class Failing(PreStaged):
+    """Has staged everything when it fails."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        super().__call__(*arguments)
+        msg = "the transform failed, as it was told to"
+        raise AttemptFailed(msg)
+
+
+def test_a_restage_that_fails_leaves_what_was_voted_for_as_it_was(bench: Bench) -> None:
+    """A sweep keeps it, and once the target is altered recovery promotes it."""
+    key = bench.parked()
+    with pytest.raises(AttemptFailed):
+        bench.process(Failing()).restage(2, "try", ["dwh"])
+    list(sweep(bench.record, bench.pipeline))
+    recover(bench.process().coordinator, decided_only=True)
+    assert bench.read(key).hindrances == {"dwh": Hindrance.REFUSED}
+
+    bench.target.take()
+    recover(bench.process().coordinator, decided_only=True)
+
+    assert bench.read(key).state is State.COMMITTED
+    assert counted(bench.target.content()) == counted(bench.rows)
+    assert bench.differences() == []
+
+
+def test_what_a_promoter_of_the_old_attempt_brought_in_meanwhile_is_adopted(bench: Bench) -> None:
+    """It comes after everything is staged anew: the record names what the target holds, and nothing comes twice."""
+    key = bench.parked()
+    runner = bench.process(PreStaged(change=mended))
+    attempt = runner.coordinator.restage(key, "mended", ["dwh"])
+    bench.target.take()
+    assert bench.process().coordinator.finish(key).state is State.COMMITTED
+
+    runner._stage_and_vote(attempt)
+
+    assert counted(bench.target.content()) == counted(bench.rows)
+    assert bench.differences() == []
+    list(sweep(bench.record, bench.pipeline))
+    assert bench.differences() == []
+
+
+def test_a_promoter_in_the_middle_of_the_old_attempt_cannot_bring_it_in_after_the_vote(
+    in_postgres: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R21: its staging table is gone before the marker is read and the new attempt is voted for."""
+    bench = in_postgres
+    done: list[str] = []
+    key = bench.refused()
+
+    def overtaken(name: str) -> None:
+        if name == "promote.marked" and not done:
+            done.append(name)
+            runner = bench.process(PreStaged(change=mended))
+            runner._stage_and_vote(runner.coordinator.restage(key, "mended", ["dwh"]))
+
+    monkeypatch.setattr("twophase.sinks.pg.promoting.hit", overtaken)
+    with pytest.raises(Parked):
+        bench.process().coordinator.finish(key)
+    recover(bench.process().coordinator, decided_only=True)
+
+    assert bench.read(key).state is State.COMMITTED
+    assert [row["word"] for row in bench.target.content()].count("mended") == 4
+    assert len(bench.target.content()) == 8
+    assert bench.differences() == []
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("nothing", r"it has no sink 'nothing'; expected one of dwh, lake"),
+        ("lake", r"sink 'lake' has promoted it; backfill it to replace what is there"),
+    ],
+)
+def test_a_sink_that_a_restage_does_nothing_for_is_refused(in_postgres: Bench, named: str, said: str) -> None:
+    key = in_postgres.parked()
+
+    with pytest.raises(ConfigError, match=said):
+        in_postgres.process().restage(2, "for fun", [named])
+
+    assert in_postgres.read(key).epoch == 1
+
+
+def test_a_folder_that_is_not_ours_is_moved_away_and_recovery_promotes(in_postgres: Bench) -> None:
+    """Staging again would not help, and is refused before anything is changed."""
+    bench = in_postgres
+    key = bench.refused()
+    bench.target.take()
+    strange = Path(bench.pipeline.writes["lake"].location(), "checkpoint=00000002")
+    strange.mkdir()
+
+    with pytest.raises(Parked, match=r"00000002 is there already, .*parked: move away what lake holds"):
+        bench.process().coordinator.finish(key)
+    with pytest.raises(ConfigError, match=r"is there already, with no marker; a restage does not help: move away"):
+        bench.process().restage(2, "try", ["lake"])
+    assert bench.read(key).hindrances == {"lake": Hindrance.FOREIGN}
+    assert bench.read(key).epoch == 1
+    assert str(strange) in "".join(twophase("show", "words", "2").output.split())
+
+    strange.rmdir()
+    recover(bench.process().coordinator, decided_only=True)
+
+    assert bench.read(key).state is State.COMMITTED
+    assert counted(visible("lake/words")) == counted(bench.rows)
