@@ -12,7 +12,7 @@ import uuid
 import psutil
 import pytest
 
-from airflow_cases import Case, assert_names
+from airflow_cases import ASKING, Case, assert_names
 from airflow_server import AirflowServer, eventually
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -360,7 +360,7 @@ def test_an_approval_may_take_days(airflow: AirflowServer) -> None:
     case = Case(airflow, arguments="schedule=None, approve=True")
     case.land(1)
     run = case.trigger()
-    airflow.wait_for_task(case.name, run, "approve", "awaiting_input", timeout=200)
+    airflow.wait_for_task(case.name, run, "approve", ASKING, timeout=200)
 
     recover(airflow)
 

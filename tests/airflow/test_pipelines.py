@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from sqlalchemy import text
 
-from airflow_cases import CONF, Case, assert_names
+from airflow_cases import ASKING, CONF, Case, assert_names, partitioned
 from airflow_server import AirflowServer, eventually
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -110,7 +110,7 @@ def test_a_person_approves_or_rejects_what_is_staged(airflow: AirflowServer) -> 
     case = Case(airflow, arguments="schedule=None, approve=True")
     case.land(1)
     first = case.trigger()
-    airflow.wait_for_task(case.name, first, "approve", "awaiting_input", timeout=200)
+    airflow.wait_for_task(case.name, first, "approve", ASKING, timeout=200)
     assert case.states() == [(1, 1, "OPEN")]
     assert case.rows() == []
 
@@ -123,7 +123,7 @@ def test_a_person_approves_or_rejects_what_is_staged(airflow: AirflowServer) -> 
     assert vote["who"] == f"admin via airflow {case.name}.approve try 1"
 
     second = case.trigger()
-    airflow.wait_for_task(case.name, second, "approve", "awaiting_input", timeout=200)
+    airflow.wait_for_task(case.name, second, "approve", ASKING, timeout=200)
     answer(case, second, "Approve")
 
     assert case.wait(second) == "success"
@@ -228,6 +228,7 @@ def test_a_chain_is_woken_by_an_asset_and_reads_what_the_record_says(airflow: Ai
     eventually(lambda: downstream.rows() == [1, 2, 3], 300, every=1)
 
 
+@partitioned
 @pytest.mark.slow
 def test_a_partitioned_timetable_gives_each_run_its_key(airflow: AirflowServer) -> None:
     timetable = 'CronPartitionTimetable("0 0 * * *", timezone="UTC")'
@@ -249,16 +250,22 @@ def test_a_partitioned_timetable_gives_each_run_its_key(airflow: AirflowServer) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("timetable", ["CronDataIntervalTimetable", "CronPartitionTimetable"])
+@pytest.mark.parametrize(
+    ("module", "timetable"),
+    [
+        ("twophase.airflow.sdk", "CronDataIntervalTimetable"),
+        pytest.param("airflow.sdk", "CronPartitionTimetable", marks=partitioned),
+    ],
+)
 def test_days_of_a_zone_read_and_write_their_own_folders_where_the_clock_is_changed(
-    airflow: AirflowServer, timetable: str
+    airflow: AirflowServer, module: str, timetable: str
 ) -> None:
     """On 29 March 2026 a day has 23 hours in Berlin, and begins in UTC the day before."""
     berlin = ', timezone="Europe/Berlin"'
     case = Case(
         airflow,
         interval=True,
-        before=f"from airflow.sdk import {timetable}",
+        before=f"from {module} import {timetable}",
         arguments=f'schedule={timetable}("0 0 * * *"{berlin}), start_date=datetime(2026, 3, 1), catchup=False',
         more=berlin,
     )

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TaskGroup
+from airflow.sdk import DAG, Param, TaskGroup
 from airflow.sdk.definitions._internal.contextmanager import DagContext
 from airflow.sdk.definitions._internal.expandinput import DictOfListsExpandInput, MappedArgument
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 
 from twophase.airflow.operators import AbortOperator, CommitOperator, SelectOperator
+from twophase.airflow.sdk import CronDataIntervalTimetable
 from twophase.airflow.stage import StageOperator
 from twophase.airflow.telling import doc
 from twophase.core.errors import ConfigError

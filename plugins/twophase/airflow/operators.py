@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import AssetAlias, BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, DownstreamTasksSkipped
 
 from twophase.airflow import tasks
 from twophase.airflow.assets import asset, event
 from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
+from twophase.airflow.sdk import AirflowException, AirflowFailException, DownstreamTasksSkipped
 from twophase.core.checkpoint import Key, Revision
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError, Fenced, TwophaseError

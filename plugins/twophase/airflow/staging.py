@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException, AirflowSkipException
 
 from twophase.airflow import tasks
 from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
+from twophase.airflow.sdk import AirflowException, AirflowRescheduleException, AirflowSkipException
 from twophase.core import private
 from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, ErrorType
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 
+from twophase.airflow.sdk import AirflowFailException
 from twophase.core.checkpoint import Key, Run
 from twophase.core.errors import (
     AuditFailed,

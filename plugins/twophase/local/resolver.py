@@ -128,8 +128,8 @@ connections.where = where
 def _from_airflow(conn_id: str) -> connections.Connection | None:
     """Return the connection as Airflow finds it; where a task's child has no Airflow, as the environment has it."""
     try:
+        from airflow.exceptions import AirflowNotFoundException  # type: ignore[attr-defined]  # 3.1 has it only there
         from airflow.sdk import BaseHook
-        from airflow.sdk.exceptions import AirflowNotFoundException
     except ImportError:
         return connections.connection(conn_id)
     try:

@@ -1,0 +1,34 @@
+"""Names that Airflow keeps in another place from one version to the next."""
+
+from __future__ import annotations
+
+from airflow.sdk.exceptions import AirflowException
+
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+    from airflow.sdk.exceptions import (
+        AirflowFailException,
+        AirflowNotFoundException,
+        AirflowRescheduleException,
+        AirflowSkipException,
+        DownstreamTasksSkipped,
+    )
+except ImportError:  # Airflow 3.1
+    from airflow.exceptions import (  # type: ignore[attr-defined, no-redef]
+        AirflowFailException,
+        AirflowNotFoundException,
+        AirflowRescheduleException,
+        AirflowSkipException,
+        DownstreamTasksSkipped,
+    )
+    from airflow.timetables.interval import CronDataIntervalTimetable  # type: ignore[assignment]
+
+__all__ = [
+    "AirflowException",
+    "AirflowFailException",
+    "AirflowNotFoundException",
+    "AirflowRescheduleException",
+    "AirflowSkipException",
+    "CronDataIntervalTimetable",
+    "DownstreamTasksSkipped",
+]
