@@ -384,14 +384,25 @@ class Files(Sink):
         table = Path(self.location())
         if self.slot_folder is None:
             for name, path in disk.entries(table):
-                if match := CHECKPOINT.fullmatch(name):
-                    yield from ((int(match[1]), marker.revision) for marker in markers(Path(path)))
+                match = CHECKPOINT.fullmatch(name)
+                for marker in markers(Path(path)) if match else ():
+                    key = Key(pipeline, int(match[1]) if match else 0, marker.revision)
+                    if self._is_of(key, marker.attempt):
+                        yield key.checkpoint_id, key.revision
             return
         for left in self._leftovers.attempts():
             if left.manifest and left.revision and self._leftovers.is_visible(left):
                 found = Manifest.loads(Path(left.path).read_bytes()).key
                 if found.pipeline == pipeline:
                     yield found.checkpoint_id, found.revision
+
+    def _is_of(self, key: Key, attempt: int) -> bool:
+        """Say whether a visible revision is this pipeline's: another one may have had the table before."""
+        try:
+            content = Place(key, {"table": self.location(), "name": ""}).manifest(attempt).read_bytes()
+        except FileNotFoundError:
+            return True
+        return Manifest.loads(content).key.pipeline == key.pipeline
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 
