@@ -154,14 +154,11 @@ def test_slots_that_began_before_there_were_claims_have_theirs_at_the_next_begin
     """What was committed twice then can still be run again; nothing is committed a third time."""
     runner = runner_of(words(folder=None))
     runner.run(KEY)
-    forget = "DELETE FROM twophase.claim; UPDATE twophase.pipeline SET claimed = false"
-    with record.engine.begin() as connection:
-        connection.execute(text(forget))
+    forget_claims(record)
     with record.transaction() as tx:
         tx.claim_earlier("daily", [])  # as a release that knew of no claims would go on
     runner.run(DAY)
-    with record.engine.begin() as connection:
-        connection.execute(text(forget))
+    forget_claims(record)
 
     runner.run("2026-03-29/2026-03-30")
 
@@ -178,6 +175,51 @@ def test_slots_that_began_before_there_were_claims_have_theirs_at_the_next_begin
         assert again.revision == 2
     with pytest.raises(ConfigError, match="which checkpoint daily/1 "):
         runner.run("2026-03-30T00:00/2026-03-30T12:00")
+
+
+def forget_claims(record: PostgresRecord) -> None:
+    with record.engine.begin() as connection:
+        connection.execute(text("DELETE FROM twophase.claim; UPDATE twophase.pipeline SET claimed = false"))
+
+
+def test_the_first_slot_after_an_upgrade_is_held_to_what_is_committed(
+    runner_of: RunnerOf, record: PostgresRecord
+) -> None:
+    runner = runner_of(words(folder=None))
+    runner.run(KEY)
+    forget_claims(record)
+
+    with pytest.raises(ConfigError, match="which checkpoint daily/1 "):
+        runner.run(DAY)
+
+    assert ids() == [30]
+    assert checkpoints(record) == 1
+
+
+def test_of_slots_from_before_there_were_claims_the_committed_one_has_the_place(
+    runner_of: RunnerOf, record: PostgresRecord
+) -> None:
+    """An older one that was aborted would read the same again: it is refused when it is run."""
+    runner = runner_of(words(folder=None))
+
+    def fail(*_: object) -> list[dict[str, Any]]:
+        msg = "as it was told to"
+        raise AttemptFailed(msg)
+
+    runner.stager = PreStaged(change=fail)
+    with pytest.raises(AttemptFailed):
+        runner.run(KEY)
+    runner.stager = PreStaged()
+    forget_claims(record)
+    with record.transaction() as tx:
+        tx.claim_earlier("daily", [])  # as a release that knew of no claims would go on
+    runner.run(DAY)
+    forget_claims(record)
+
+    with pytest.raises(ConfigError, match="which checkpoint daily/2 "):
+        runner.run(KEY)
+
+    assert ids() == [30]
 
 
 def test_of_slots_that_begin_at_once_one_gets_the_place(runner_of: RunnerOf, record: PostgresRecord) -> None:

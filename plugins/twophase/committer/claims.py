@@ -39,28 +39,42 @@ def claim(connection: Connection, pipeline: str, checkpoint_id: int, claims: Cla
 
 
 def unclaimed(connection: Connection, pipeline: str) -> list[tuple[int, str]]:
-    """Return the checkpoints with slots that began before there were claims; none once `claim_earlier` was called."""
+    """Return the checkpoints with slots that began before there were claims; none once `claim_earlier` was called.
+
+    Those that are decided come first: what they hold is theirs, whoever else began it.
+    """
     done = select(t.pipeline.c.claimed).where(t.pipeline.c.name == pipeline)
     if connection.execute(done).scalar_one():
         return []
     slots = select(k.checkpoint_id, k.slot).where((k.pipeline == pipeline) & k.slot.is_not(None))
-    rows = connection.execute(slots.where(k.released_at.is_(None)).order_by(k.checkpoint_id))
+    rows = connection.execute(slots.where(k.released_at.is_(None)).order_by(_decided(k).desc(), k.checkpoint_id))
     return [(row.checkpoint_id, row.slot) for row in rows]
 
 
 def claim_earlier(connection: Connection, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
-    """Give checkpoints of earlier days what they came to; what two of them have already is shared by the second."""
+    """Give checkpoints of earlier days what they came to, in this order.
+
+    What two have committed already the second shares; one that has committed nothing gets only what nobody has.
+    """
     rows = [
         _row(pipeline, checkpoint_id, part, wanted) for checkpoint_id, parts in claims for part, wanted in parts.items()
     ]
     for shared in (False, True) if rows else ():
         connection.execute(upsert(t.claim).on_conflict_do_nothing(), [{**row, "shared": shared} for row in rows])
+    connection.execute(delete(t.claim).where((c.pipeline == pipeline) & c.shared & ~_decided(c)))
     connection.execute(update(t.pipeline).where(t.pipeline.c.name == pipeline).values(claimed=True))
 
 
 def free(connection: Connection, pipeline: str, checkpoint_id: int) -> None:
     """Give up what a checkpoint has."""
     connection.execute(delete(t.claim).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id)))
+
+
+def _decided(checkpoint: Any) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a table
+    """Say whether anything of a checkpoint was decided."""
+    r = t.revision.c
+    mine = (r.pipeline == checkpoint.pipeline) & (r.checkpoint_id == checkpoint.checkpoint_id)
+    return select(1).where(mine & r.commit_seq.is_not(None)).exists()
 
 
 def _row(pipeline: str, checkpoint_id: int, part: str, wanted: Claim) -> dict[str, Any]:
