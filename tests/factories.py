@@ -131,7 +131,9 @@ class PreStaged:
         return rows, bad
 
 
-_ARROW = {"bigint": pa.int64(), "string": pa.string(), "date": pa.date32(), "double": pa.float64()}
+_ARROW = {
+    "int": pa.int32(), "bigint": pa.int64(), "double": pa.float64(), "string": pa.string(), "date": pa.date32(),
+}  # fmt: skip
 
 
 def stage_rows(  # noqa: PLR0917 - as a Spark job has them

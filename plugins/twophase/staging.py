@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from twophase.committer.record import PostgresTransaction
     from twophase.core.ports import Transaction
     from twophase.pipeline import Pipeline
+    from twophase.sinks.base import Sink
 
 log = logging.getLogger("twophase")
 
@@ -126,7 +127,7 @@ class Staging:
             return
         try:
             self._check_input(plan)
-            check_schema(attempt, participant.name, sink.by_position(), plan, manifest["schema"])
+            check_schema(attempt, participant.name, sink, plan, manifest["schema"])
             sink.check(attempt.key, participant.handle, manifest)
         except AttemptFailed as error:
             self.coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
@@ -136,10 +137,12 @@ class Staging:
         log.info("%s: %s pre-committed, rows %s", attempt.key, participant.name, manifest["rows"])
 
 
-def check_schema(attempt: Revision, name: str, by_position: bool, plan: Plan, schema: Any) -> None:  # noqa: ANN401, FBT001 - JSON
+def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: Any) -> None:  # noqa: ANN401 - JSON
     """Raise SchemaChanged unless a schema may follow the one of the checkpoint before."""
     before = plan.writes[name]["schema"]
-    problems = schema_changes(before, schema, by_position=by_position) if before else []
+    if not before:
+        return
+    problems = schema_changes(before, schema, by_position=sink.by_position(), may_widen=sink.widens)
     if problems:
         msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may be added"
         raise SchemaChanged(msg)

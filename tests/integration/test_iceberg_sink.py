@@ -16,13 +16,14 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
-from factories import counted, write_attempt
+from factories import SCHEMA, counted, write_attempt
 from iceberg_deletes import delete_positions, delete_values
 from lake_cases import Staged, rows, stage
 from lake_formats import CATALOG, IcebergFormat, table
 from lake_promises import DAYS, Promises
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError, ManifestMismatch
+from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.sinks import Iceberg
 
@@ -400,3 +401,22 @@ def test_a_catalog_whose_connection_is_missing_or_of_another_kind_is_an_error_in
     with pytest.raises(ConfigError, match="expected type postgres or iceberg, found 'mysql'") as refused:
         made.prepare()
     assert "canary" not in str(refused.value)
+
+
+def test_what_was_voted_for_before_a_column_was_widened_is_promoted_after_it(sink: Iceberg) -> None:
+    """A replacement may be decided with the narrow type and come after the wide one: it fits, as older files do."""
+    narrow, wide = ((Column("id", kind), *SCHEMA[1:]) for kind in ("int", "bigint"))
+    first = stage(sink, 1, schema=narrow)
+    first.promote()
+    voted = stage(sink, 1, 3, schema=narrow, revision=2, older=first)
+    voted.check()
+    wider = stage(sink, 2, schema=wide, content=[{**row, "id": row["id"] + 2**40} for row in rows(2)])
+    wider.check()
+
+    assert wider.promote().outcome is Outcome.PROMOTED
+    assert voted.promote().outcome is Outcome.PROMOTED
+
+    found = sorted(row["id"] for row in FORM.content(sink))
+    assert found == [100, 101, 102, 103, *(2**40 + number for number in (200, 201, 202, 203))]
+    with pytest.raises(ManifestMismatch, match="expected id bigint as in the table, found id int; cast it"):
+        stage(sink, 3, schema=narrow).check()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from twophase.core.checkpoint import Key
-from twophase.core.manifest import Column, Manifest, StagedFile, schema_changes
+from twophase.core.manifest import Column, Manifest, StagedFile, schema_changes, widens, widest
 from twophase.sinks.disk import digest
 
 MANIFEST = Manifest(
@@ -116,3 +116,31 @@ def test_only_new_columns_may_follow(after: list[list[str]], by_name: list[str],
 
 def test_any_schema_may_follow_none() -> None:
     assert schema_changes([], BEFORE, by_position=True) == []
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        ("tinyint", "smallint"),
+        ("tinyint", "bigint"),
+        ("int", "bigint"),
+        ("float", "double"),
+        ("decimal(5,2)", "decimal(12,2)"),
+    ],
+)
+def test_a_type_widens_to_one_that_holds_all_its_values_and_never_back(narrow: str, wide: str) -> None:
+    assert widens(narrow, wide)
+    assert not widens(wide, narrow)
+    assert schema_changes([["n", narrow]], [["n", wide]], by_position=True, may_widen=widens) == []
+    assert schema_changes([["n", wide]], [["n", narrow]], by_position=True, may_widen=widens) == [
+        f"column 'n' was {wide} and is now {narrow}"
+    ]
+    assert widest([[["n", narrow], ["x", "string"]], [["n", wide]]]) == [["n", wide], ["x", "string"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("int", "int"), ("bigint", "double"), ("int", "string"), ("date", "timestamp"), ("decimal(5,2)", "decimal(12,4)")],
+)
+def test_a_type_that_says_something_else_is_not_wider(before: str, after: str) -> None:
+    assert not widens(before, after)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,13 +92,46 @@ class Manifest:
         }
 
 
-def schema_changes(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]], *, by_position: bool) -> list[str]:
-    """Say in words what stops `after` from following `before`: only new columns are fine, if by position at the end."""
+#: Types that hold every value of the one before them, exactly.
+_WIDER = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+
+
+def widens(before: str, after: str) -> bool:
+    """Say whether one type is another one with room for more, in Spark's words: every value stays what it was."""
+    if (old := _DECIMAL.fullmatch(before)) and (new := _DECIMAL.fullmatch(after)):
+        return int(old[1]) < int(new[1]) and old[2] == new[2]
+    return any(before in kinds and after in kinds[kinds.index(before) + 1 :] for kinds in _WIDER)
+
+
+def widest(schemas: Iterable[Sequence[Sequence[str]]]) -> list[list[str]]:
+    """Return the schema that fits all of those that followed each other: the most columns, each of its widest type."""
+    every = list(schemas)
+    found = [list(column) for column in max(every, key=len)]
+    for column in found:
+        for schema in every:
+            column[1] = next(
+                (kind for name, kind in schema if name == column[0] and widens(column[1], kind)), column[1]
+            )
+    return found
+
+
+def schema_changes(
+    before: Sequence[Sequence[str]],
+    after: Sequence[Sequence[str]],
+    *,
+    by_position: bool,
+    may_widen: Callable[[str, str], bool] = lambda _before, _after: False,
+) -> list[str]:
+    """Say in words what stops `after` from following `before`.
+
+    New columns are fine, if by position at the end, and so are wider types where a sink can have them.
+    """
     found = dict((name, kind) for name, kind in after)  # noqa: C402 - pairs come as lists, too
     problems = [
         f"column {name!r} is missing" if name not in found else f"column {name!r} was {kind} and is now {found[name]}"
         for name, kind in before
-        if found.get(name) != kind
+        if found.get(name) != kind and not may_widen(kind, found.get(name, ""))
     ]
     if by_position and not problems and [name for name, _ in after][: len(before)] != [name for name, _ in before]:
         problems.append("the order of columns changed, and this format knows columns by position")

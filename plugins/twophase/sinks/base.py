@@ -299,6 +299,10 @@ class Sink(Declared):
         msg = f"{type(self).__name__} {self.location()}: {why}"
         raise ConfigError(msg)
 
+    def widens(self, before: str, after: str) -> bool:  # noqa: ARG002 - for sinks that can
+        """Say whether a column of one type may go on as one of another: with what is there, and all who read it."""
+        return False
+
     def by_position(self) -> bool:
         """Say whether readers know columns by position, so that new ones must come last."""
         return False

@@ -15,7 +15,7 @@ from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.failpoints import hit
-from twophase.core.manifest import Column, Manifest
+from twophase.core.manifest import Column, Manifest, widens, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
@@ -116,6 +116,10 @@ class Files(Sink):
     def by_position(self) -> bool:
         """CSV readers know columns by position."""
         return self.format == "csv"
+
+    def widens(self, before: str, after: str) -> bool:
+        """Texts have no width; whoever reads a folder of Parquet takes the types of one file for those of all."""
+        return self.format != "parquet" and widens(before, after)
 
     @property
     def slotted(self) -> bool:
@@ -505,8 +509,7 @@ class Files(Sink):
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over decided revisions: the columns of the widest schema, and those that folder names give."""
         parts = [Part(self._there(output), self.files(output), self._given(output)) for output in outputs]
-        # Only new columns may be added, so the widest schema fits every checkpoint.
-        schema = max((output.manifest["schema"] for output in outputs), key=len)
+        schema = widest(output.manifest["schema"] for output in outputs)
         given = {name: "bigint" if name == "checkpoint" else "string" for name in self._given_names()}
         reader = spark.read.format(self.format).options(**self.read_options())
         return frames.union(spark, reader, Path(self.location()), parts, Columns(paths.ddl(schema), given))

@@ -125,6 +125,10 @@ class Iceberg(Lake):
         """Return the property that is the marker: two writes of a pipeline into one table have folders of their own."""
         return f"twophase.{key.pipeline}.{handle['home'].rpartition('/')[2].removesuffix('.twophase')}"
 
+    def widens(self, before: str, after: str) -> bool:
+        """Say what the format promotes; whether it is a partition's, the table says before the vote."""
+        return iceberg_types.promotes(before, after)
+
     # --- the catalog -------------------------------------------------------------------------------------------------
 
     def prepare(self, slot: str | None = None) -> None:
@@ -277,15 +281,22 @@ class IcebergSnapshot(Table):
         """Return what is required."""
         return list(rules.not_null(iceberg_types.parts_of(self.table.schema().as_struct()), iceberg_types.parts_of))
 
+    def widens(self, name: str, before: str, after: str) -> bool:
+        """Every reader of Iceberg promotes these; what a partition's values are stays as it is."""
+        return name not in self.partition_by and iceberg_types.promotes(before, after)
+
     def widen(self, schema: Schema) -> bool:
-        """Add the columns that the table lacks: a commit of its own, which adds no rows."""
-        there = {name for name, _ in self.schema()}
+        """Add the columns and the widths that the table lacks: a commit of its own, which adds no rows."""
+        there = dict(self.schema())
         new = [column for column in schema if column.name not in there]
-        if new:
+        wider = [column for column in schema if self.widens(column.name, there.get(column.name, ""), column.type)]
+        if new or wider:
             with explained(), self.table.update_schema() as update:
                 for column in new:
                     update.add_column(column.name, iceberg_types.type_of(types.parse(column.type), count(1)))
-        return bool(new)
+                for column in wider:
+                    update.update_column(column.name, iceberg_types.type_of(types.parse(column.type), count(1)))
+        return bool(new or wider)
 
     def commit(self, change: Change) -> None:
         """Add one snapshot and set the marker; the catalog refuses unless the table is still at this handle's snapshot.

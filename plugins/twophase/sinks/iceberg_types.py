@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from twophase.core.manifest import Schema
+from twophase.core.manifest import Schema, widens
 from twophase.sinks import types
 from twophase.sinks.rules import Part
 
@@ -68,6 +68,11 @@ def type_of(kind: types.Kind, ids: Iterator[int]) -> Any:  # noqa: ANN401 - a ty
         case name:
             msg = f"type {name}"
             raise ValueError(msg)
+
+
+def promotes(before: str, after: str) -> bool:
+    """Say whether Iceberg lets a column's type become a wider one; it has none of the smallest numbers."""
+    return {before, after}.isdisjoint({"tinyint", "smallint"}) and widens(before, after)
 
 
 def _primitive(name: str) -> Any:  # noqa: ANN401 - a type of pyiceberg's

@@ -18,7 +18,7 @@ from typing import Any
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, Retryable
 from twophase.core.failpoints import hit
-from twophase.core.manifest import Column, Manifest, Schema
+from twophase.core.manifest import Column, Manifest, Schema, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.sinks import adopting, columns, disk, manifests, owning, rules, sealing, types
@@ -444,8 +444,7 @@ class Lake(Sink):
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over decided revisions: the columns of the widest schema, and the checkpoint's number."""
-        # Only new columns may be added, so the widest schema fits every checkpoint.
-        schema = max((output.manifest["schema"] for output in outputs), key=len)
+        schema = widest(output.manifest["schema"] for output in outputs)
         files = [path for output in outputs for path in self.files(output)]
         return self.storage.load(spark, files, schema, self._in_folders)
 

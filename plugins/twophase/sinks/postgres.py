@@ -13,7 +13,7 @@ from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
 from twophase.core.failpoints import hit
-from twophase.core.manifest import Column, Schema
+from twophase.core.manifest import Column, Schema, widens
 from twophase.core.ports import Promotion
 from twophase.core.slots import Slot
 from twophase.sinks.base import Attempt, Sink, two_owners
@@ -116,6 +116,10 @@ class Postgres(Sink):
     def claim(self, slot: str) -> Claim | None:
         """Return the rows that a column says are the slot's."""
         return None if self.slot_column is None else SlotRows(self.slot_column, Slot.parse(slot)).claim
+
+    def widens(self, before: str, after: str) -> bool:
+        """Let types be wider: the target's column is what it is, and each value that is staged has to fit into it."""
+        return widens(before, after)
 
     @property
     def slotted(self) -> bool:

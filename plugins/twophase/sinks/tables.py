@@ -101,12 +101,24 @@ class Table(ABC):
         there = {column.name.lower(): column for column in self.schema()}
         for column in schema:
             found = there.get(column.name.lower(), column)
-            if found != column:
+            if found != column and not (found.name == column.name and self.widens(*found, column.type)):
                 return (
                     f"column {column.name!r}: expected {found.name} {found.type} as in the table, found {column.name}"
                     f" {column.type}; cast it"
                 )
         return None
+
+    def promoted(self, schema: Schema) -> Schema:
+        """Return a schema as it is in the table, where what was voted for before a column was widened still fits."""
+        there = dict(self.schema())
+        return tuple(
+            Column(name, there[name]) if name in there and self.widens(name, kind, there[name]) else Column(name, kind)
+            for name, kind in schema
+        )
+
+    def widens(self, name: str, before: str, after: str) -> bool:  # noqa: ARG002 - for formats that can
+        """Say whether a column of the table may go on with a wider type, over files that have the narrower one."""
+        return False
 
     def takes(self, file: StagedFile) -> bool:  # noqa: ARG002 - most take all
         """Say whether a staged file becomes part of the table."""
@@ -345,7 +357,7 @@ class Promoter:
         """Return what is to be done to a table, if it can be."""
         if theirs := foreign(table, self.place.storage, self.place.side, self.key.pipeline):
             raise Refused(theirs)
-        if objection := table.objection(schema_of(self.manifest)):
+        if objection := table.objection(table.promoted(schema_of(self.manifest))):
             raise Refused(objection)
         if rule := rules.unmet(self.handle, table.rules()):
             msg = f"the table has got {rule} since the rows were staged, and they were not held to it; drop it"

@@ -156,7 +156,10 @@ def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
         msg = f"{which}: more than one column is named {', '.join(twice)} (letter case does not count); rename one"
         raise ConfigError(msg)
     before = plan.writes[name].get("schema")
-    if before and (problems := schema_changes(before, found, by_position=sink.by_position())):
+    if not before:
+        return
+    problems = schema_changes(before, found, by_position=sink.by_position(), may_widen=sink.widens)
+    if problems:
         msg = f"{which}: {'; '.join(problems)}; only new columns may come: keep the old ones, or declare another sink"
         raise SchemaChanged(msg)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Output
+from twophase.core.manifest import widest
 from twophase.sinks import paths
 from twophase.sinks.pg import database, jdbc, jdbc_reading, promoting, types
 from twophase.sinks.pg.database import Table
@@ -24,7 +25,7 @@ def frame(spark: SparkSession, conn_id: str, target: Table, outputs: Sequence[Ou
     """
     from pyspark.sql import functions
 
-    schema = max((output.manifest["schema"] for output in outputs), key=len)
+    schema = widest(output.manifest["schema"] for output in outputs)
     with database.committed(conn_id) as cursor:
         there = columns_of(cursor, target) or {}
     columns = [types.carried(name, kind, there.get(name, "")) for name, kind in schema]
