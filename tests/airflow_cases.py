@@ -217,11 +217,16 @@ class Case:
         return self.airflow.task_states(self.name, run_id)
 
 
+def said_by_page(case: Case, below: str = "") -> str:
+    """Return what a pipeline's page says, or one below it, without its markup."""
+    html = case.airflow.api("GET", f"/twophase/pipelines/{case.name}{below}", user="viewer")
+    body = re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
 def assert_names(case: Case, cause: str, *, title: str = "It failed") -> None:
     """Hold the first sentence of the checkpoint's page, and the error on the command line, against a pattern."""
-    html = case.airflow.api("GET", f"/twophase/pipelines/{case.name}/checkpoints/1", user="viewer")
-    body = re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.DOTALL)
-    page = " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    page = said_by_page(case, "/checkpoints/1")
     told = re.search(rf" {title} (.*)", page)
     shown = re.search(r"^  (?:error|parked_reason) +(.*)$", case.airflow.twophase("show", case.name, "1"), re.MULTILINE)
 

@@ -39,7 +39,7 @@ STORIES = (
     *(Story(f"2026-11-{day:02}T00:00:00Z/2026-11-{day + 1:02}T00:00:00Z", State.COMMITTED) for day in range(2, 9)),
     Story("2026-11-09T00:00:00Z/2026-11-10T00:00:00Z", State.COMMITTING, parked=PARKED),
     Story("2026-11-10T00:00:00Z/2026-11-11T00:00:00Z", State.ABORTED, error=FAILED),
-    Story("2026-11-11T00:00:00Z/2026-11-12T00:00:00Z", State.ABORTING),
+    Story("2026-11-11T00:00:00Z/2026-11-12T00:00:00Z", State.ABORTING, error=FAILED),
     Story("2026-11-12T00:00:00Z/2026-11-13T00:00:00Z", State.PRECOMMITTED),
     Story("2026-11-13T00:00:00Z/2026-11-14T00:00:00Z", State.OPEN),
 )
@@ -118,7 +118,7 @@ def voted(tx: PostgresTransaction, key: Key, _story: Story) -> None:
 def decided(tx: PostgresTransaction, key: Key, _story: Story) -> None:
     tx.lock(key.pipeline)
     seq = tx.take_commit_seq(key.pipeline)
-    tx.move(key, State.COMMITTING, epoch=1, commit_seq=seq, rows=2400, bytes=192_800, why="the commit point")
+    tx.move(key, State.COMMITTING, epoch=1, commit_seq=seq, rows=1200, bytes=192_800, why="the commit point")
 
 
 def finished(tx: PostgresTransaction, key: Key, _story: Story) -> None:
@@ -154,7 +154,8 @@ def fill_everything(dsn: str) -> None:
     - `orders`: every state, run by the DAG `orders` and, too, by `shared`;
     - `daily_totals`: one stale commit, run by the DAG of its name;
     - `secret`: run by the DAG `somebody_elses`;
-    - `scratch`: never run by Airflow, and its record is older than its sinks.
+    - `scratch`: never run by Airflow, and its record is older than its sinks;
+    - `waiting`: of two slots one could not begin, the other waits for its input.
     """
     record = PostgresRecord.open(dsn, who="test")
     fill(record)
@@ -165,9 +166,24 @@ def fill_everything(dsn: str) -> None:
     enter(record, "scratch", None)
     with record.transaction() as tx:
         tx.say_behind("scratch", "sink 'lake' was given commit_seq 9; the record knows up to 6")
+    fill_unbegun(record)
     with record.engine.begin() as connection:
         connection.execute(text("ANALYZE"))
     record.engine.dispose()
+
+
+def fill_unbegun(record: PostgresRecord, pipeline: str = "waiting") -> None:
+    """Enter a pipeline of which nothing could begin yet."""
+    enter(record, pipeline, pipeline)
+    failed, waits = "InputMissing: nothing there", "waiting for input: /landing/dt=2026-11-02"
+    with record.transaction() as tx:
+        slots = (
+            "2026-11-01T00:00:00+00:00/2026-11-02T00:00:00+00:00",
+            "2026-11-02T00:00:00+00:00/2026-11-03T00:00:00+00:00",
+        )
+        tx.not_begun(pipeline, slots[0], Run(pipeline, "scheduled__1"), failed, failed=True)
+        tx.not_begun(pipeline, slots[0], Run(pipeline, "scheduled__1"), failed, failed=True)
+        tx.not_begun(pipeline, slots[1], Run(pipeline, "scheduled__2"), waits, failed=False)
 
 
 def fill_many(record: PostgresRecord, pipeline: str, checkpoints: int) -> None:

@@ -291,6 +291,7 @@ def coordinator(
         sinks=pipeline.sinks,
         audits=list(pipeline.voters()),
         approvals=approvals,
+        quarantines=pipeline.sinks.keys() - pipeline.writes.keys(),
         run_ended=run_ended,
         lease=lease_seconds(),
         max_pending=pipeline.max_pending,

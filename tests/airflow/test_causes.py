@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 
 import pytest
 
-from airflow_cases import Case, assert_names
+from airflow_cases import Case, assert_names, said_by_page
 from airflow_server import AirflowServer
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -67,6 +69,23 @@ def test_a_spark_job_that_fails_is_named(airflow: AirflowServer, transform: str,
 
     assert case.run() == "failed"
     assert_names(case, cause)
+
+
+@pytest.mark.slow
+def test_input_that_is_not_there_is_named_though_nothing_could_begin(airflow: AirflowServer) -> None:
+    case = Case(airflow, interval=True)
+
+    assert case.run(conf={"slot": "2026-11-15/2026-11-16"}) == "failed"
+
+    cause = r"InputMissing: .*expected finished files in \S+/dt=2026-11-15, found no such folder"
+    (row,) = [row for row in json.loads(airflow.twophase("pipelines", "--json")) if row["pipeline"] == case.name]
+    assert case.states() == []
+    assert re.match(cause, row["last_failure"])
+    assert (row["failures"], row["failed_slots"]) == (1, 1)
+    assert re.search(rf"Slot 2026-11-15 → 2026-11-16 could not begin {cause}", said_by_page(case))
+    case.land(1, day="2026-11-15")
+    assert case.run(conf={"slot": "2026-11-15/2026-11-16"}) == "success"
+    assert "could not begin" not in said_by_page(case)
 
 
 #: The commit task fails right after its commit point.

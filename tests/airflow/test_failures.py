@@ -5,6 +5,7 @@ Before the commit point everything is rolled back and the run fails; after it ev
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import uuid
@@ -12,7 +13,7 @@ import uuid
 import psutil
 import pytest
 
-from airflow_cases import ASKING, Case, assert_names
+from airflow_cases import ASKING, Case, assert_names, said_by_page
 from airflow_server import AirflowServer, eventually
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
@@ -366,6 +367,10 @@ def test_an_approval_may_take_days(airflow: AirflowServer) -> None:
 
     assert case.states() == [(1, 1, "OPEN")]
     assert airflow.run_state(case.name, run) == "running"
+    asked = f"A person is asked to approve it: answer in Airflow, in run {case.name}/{run}."
+    (row,) = json.loads(airflow.twophase("pending", case.name, "--json"))
+    assert (row["advice"], row["command"]) == (asked, None)
+    assert asked in said_by_page(case, "/checkpoints/1")
 
 
 @pytest.mark.slow

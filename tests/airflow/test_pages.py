@@ -126,8 +126,8 @@ def test_a_token_that_is_none_is_refused(pages: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("who", "seen"),
     [
-        ("admin", ["daily_totals", "long", "orders", "scratch", "secret"]),
-        ("viewer", ["daily_totals", "long", "orders", "scratch", "secret"]),
+        ("admin", ["daily_totals", "long", "orders", "scratch", "secret", "waiting"]),
+        ("viewer", ["daily_totals", "long", "orders", "scratch", "secret", "waiting"]),
         ("reader", ["orders"]),
         ("stranger", ["secret"]),
     ],
@@ -150,8 +150,10 @@ def test_who_may_not_see_a_pipeline_is_not_told_whether_it_is_there(pages: ApiSe
 def test_the_list_says_what_was_last_and_what_needs_somebody(pages: ApiServer) -> None:
     said = text_of(pages.get("/twophase/", "admin").text)
 
-    assert re.search(r"daily_totals checkpoint 1 .{1,20} ago 0 0 1 daily_totals", said)
-    assert re.search(r"orders checkpoint 8 .{1,20} ago 4 1 0 orders , shared", said)
+    given = r"lake 1,200 in 4 files, 96.4 kB mart 1,200 in 4 files, 96.4 kB"
+    assert re.search(rf"daily_totals checkpoint 1 .{{1,20}} ago {given} 1 COMMITTED fine 0 0 1 daily_totals", said)
+    failing = re.escape(f"2 failures in a row 1 failed slot {showcase.FAILED}")
+    assert re.search(rf"orders checkpoint 8 .{{1,20}} ago {given} 13 OPEN {failing} 4 1 0 orders , shared", said)
     assert "scratch record is behind none yet 0 0 0 not run by Airflow yet" in said
 
 
@@ -171,7 +173,13 @@ def test_a_parked_revision_is_told_with_the_command_that_fits(pages: ApiServer) 
         ("/pipelines/orders/checkpoints/10", f"{showcase.FAILED} The next run takes its input again."),
         ("/pipelines/orders/checkpoints/10", "twophase release orders 10 --reason …"),
         ("/pipelines/orders/checkpoints/11", "twophase recover orders"),
-        ("/pipelines/orders/checkpoints/12", "twophase commit orders 12 --reason …"),
+        (
+            "/pipelines/orders/checkpoints/12",
+            "Recovery would abort it; to commit it, twophase commit orders 12 --reason …",
+        ),
+        ("/pipelines/orders", f"Last failure {showcase.FAILED}"),
+        ("/pipelines/waiting", "Slot 2026-11-02 → 2026-11-03 waits waiting for input: /landing/dt=2026-11-02"),
+        ("/pipelines/waiting", "Slot 2026-11-01 → 2026-11-02 could not begin InputMissing: nothing there"),
         ("/pipelines/orders/checkpoints/13", "A run works on it"),
         ("/pipelines/daily_totals/checkpoints/1", "orders/1 was r1 and is r2 now."),
         ("/pipelines/daily_totals/checkpoints/1", "twophase backfill daily_totals --checkpoints 1"),
@@ -192,7 +200,7 @@ def test_one_checkpoint_is_shown_whole(pages: ApiServer) -> None:
 
     for part in (
         "slot 2026-11-02 → 2026-11-03",
-        "rows 2,400",
+        "rows 1,200",
         "12 files, 216.1 kB",
         "2026-11-02/orders-00.json",
         "… and 2 more",

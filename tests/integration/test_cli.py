@@ -248,7 +248,8 @@ def test_show_tells_all_of_a_checkpoint(home: Path) -> None:
 
     found = listed("show", "words", "1")
 
-    assert tuple(found) == (*COLUMNS, "inputs", "participants", "events", "lacking", "behind")
+    told = ("failed", "inputs", "participants", "events", "lacking", "behind", "advice", "command")
+    assert tuple(found) == (*COLUMNS, *told)
     assert found["inputs"]["words"]["files"] == 1
     assert [p["name"] for p in found["participants"]] == ["lake"]
     assert [event["to_state"] for event in found["events"] if event["to_state"]][-1] == "COMMITTED"

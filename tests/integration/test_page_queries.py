@@ -38,6 +38,8 @@ def every_query() -> Iterator[Ask]:
     yield lambda c: queries.declaration(c, "after")
     yield lambda c: queries.pending(c, "after")
     yield queries.stale
+    yield lambda c: queries.unbegun(c, "after")
+    yield queries.pipelines
     for state in (None, *State):
         for before in (None, (CHECKPOINTS // 2, 1)):
             yield partial(queries.checkpoints, pipeline="after", state=state, before=before, limit=51)

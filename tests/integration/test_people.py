@@ -80,7 +80,8 @@ def test_commit_refuses_what_nobody_voted_for(record: PostgresRecord) -> None:
 
     error = one_line_error(twophase("commit", "words", "1", *WHY))
 
-    assert error.endswith("expected precommitted, found open; no yes from lake; run it, or abort it")
+    assert "expected precommitted, found open; no yes from lake; its run has ended. " in error
+    assert error.endswith("to end it now, `twophase abort words 1 --reason …`")
     assert state() == "OPEN"
 
 
@@ -113,7 +114,11 @@ def test_abort_ends_what_is_undecided(record: PostgresRecord, failpoint: str) ->
 
 
 @pytest.mark.parametrize(
-    ("failpoint", "remedy"), [("commit.after", "restage or recover it"), ("finish.after", "backfill it to replace it")]
+    ("failpoint", "remedy"),
+    [
+        ("commit.after", "so does `twophase recover words`"),
+        ("finish.after", "`twophase backfill words --checkpoints 1`"),
+    ],
 )
 def test_a_decision_is_final_also_for_people(record: PostgresRecord, failpoint: str, remedy: str) -> None:
     leave(record, failpoint)

@@ -19,10 +19,11 @@ from chaos.holding import wait_for_lease
 from commands import listed, one_line_error, twophase
 from factories import PreStaged, Row, counted, land, land_words, numbered, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
-from twophase.cli.people import command_for
+from twophase.cli.people import standing
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
+from twophase.core.advice import advise
 from twophase.core.errors import ConfigError, ManifestMismatch, RecordBehind
 from twophase.core.failpoints import FailpointError
 from twophase.core.recovery import recover
@@ -225,7 +226,9 @@ def test_what_was_staged_again_after_the_backup_is_found_by_its_later_attempt(
     run("files")
     with record.engine.connect() as connection:
         (parked,) = queries.pending(connection, "words")
-    assert command_for(parked) == "twophase reconcile words"
+    advice = advise(standing(parked))
+    assert advice
+    assert advice.command == "twophase reconcile words"
 
     apply(record, "files")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,6 +79,25 @@ def test_what_waits_for_input_says_for_which_and_is_no_failure(record: PostgresR
     land("1.json", ROW, "landing/dt=2026-11-01")
     runs(record, 1, on_missing="wait")
     assert of("daily")["waiting"] is None
+
+
+def test_what_could_not_begin_goes_with_any_run_that_begins(record: PostgresRecord) -> None:
+    """Also with one that has nothing to do, replaces what is committed, or goes on with what another left."""
+    land("1.json", ROW, "landing/dt=2026-11-01")
+    runner = Runner(daily(), PreStaged(), record=record)
+    runner.run(slot(1))
+    text = "2026-11-01T00:00:00+00:00/2026-11-02T00:00:00+00:00"
+    begins: list[Callable[[], object]] = [
+        partial(runner.run, slot(1)),
+        partial(runner.run, slot(1), reprocess=True),
+        partial(runner.replace, 1),
+    ]
+    for again in begins:
+        with record.transaction() as tx:
+            tx.not_begun("daily", text, None, "ConfigError: no right to write", failed=True)
+        assert of("daily")["failures"] == 1
+        again()
+        assert (of("daily")["failures"], of("daily")["last_failure"]) == (0, None)
 
 
 def test_intervals_that_nobody_ran_are_missing(record: PostgresRecord) -> None:

@@ -12,7 +12,7 @@ from twophase.airflow import tasks
 from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.airflow.operators import protocol_of, staged
-from twophase.airflow.staging import APPROVAL
+from twophase.core.advice import APPROVAL
 from twophase.core.checkpoint import Key
 from twophase.core.states import State
 

@@ -24,6 +24,7 @@ from twophase.airflow.failing import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.airflow.sdk import AirflowException, AirflowRescheduleException, AirflowSkipException
 from twophase.core import private
+from twophase.core.advice import APPROVAL
 from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
@@ -47,8 +48,6 @@ log = logging.getLogger("twophase")
 
 #: Seconds until an interval whose input has to come is looked at again; the worker is free meanwhile.
 LOOK_AGAIN = 60
-#: The name under which a person takes part.
-APPROVAL = "approval"
 _CODE = re.compile(r"Error code is: (-?\d+)")
 _LATER = re.compile(r"\{\{ (staging|inputs)\('([a-z0-9_]+)'\) \}\}")
 

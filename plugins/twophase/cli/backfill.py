@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, complain, listing, print_json, progress, say
-from twophase.cli.run import columns
+from twophase.cli.output import Json, by_sink, complain, listing, print_json, progress, say
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from sqlalchemy import Connection
 
     from twophase.backfilling import Backfill, Done
     from twophase.pipeline import Pipeline
@@ -25,6 +25,7 @@ RESULT = (
     ("rev", "revision"),
     ("state", "state"),
     ("rows", "rows"),
+    ("by sink", "by_sink"),
     ("failed", "failed"),
 )
 
@@ -100,7 +101,8 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
             if not any(one.failed for one in done):
                 work.end()
         finally:
-            rows = [_row(one) for one in done]
+            with record.engine.connect() as connection:
+                rows = [_row(connection, one) for one in done]
             if as_json:
                 print_json(rows)
             elif rows:
@@ -156,13 +158,16 @@ def _stager(master: str | None, *, warm: bool) -> Callable[[Pipeline], Stager]:
     return lambda pipeline: stager_for(pipeline, session)
 
 
-def _row(one: Done) -> dict[str, Any]:
+def _row(connection: Connection, one: Done) -> dict[str, Any]:
+    from twophase.committer import queries
+
     if one.revision is None:
         item = one.item
-        row: dict[str, Any] = dict.fromkeys(column for _, column in RESULT)
+        row: dict[str, Any] = dict.fromkeys([*queries.COLUMNS, "by_sink"])
         row |= {"pipeline": item.pipeline, "checkpoint_id": item.checkpoint_id, "slot": item.slot}
     else:
-        row = columns(one.revision)
+        row = queries.row_of(connection, one.revision.key)
+        row["by_sink"] = by_sink(row)
     return {**row, "failed": one.failed}
 
 

@@ -25,8 +25,8 @@ _WIDE = 100_000
 
 #: Headings of columns that may take several lines on a terminal.
 LONG = frozenset({
-    *("command", "dag", "difference", "error", "failed", "lacking", "last failure", "parked", "promoted", "reason"),
-    *("run", "slot", "waiting", "what has happened", "who", "why"),
+    *("advice", "by sink", "command", "dag", "difference", "error", "failed", "lacking", "last failure", "parked"),
+    *("promoted", "reason", "run", "slot", "waiting", "what has happened", "who", "why"),
 })  # fmt: skip
 #: Headings of columns that a narrow terminal does without: `show` has them.
 _SPARE = frozenset({"dag", "run"})
@@ -206,7 +206,13 @@ def cell(name: str, value: Any) -> str | Text:  # noqa: ANN401 - a column of the
         return moment(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return Text(str(value)) if not isinstance(value, int) else f"{value:,}" if name == "rows" else str(value)
+    return (
+        Text(str(value))
+        if not isinstance(value, int)
+        else f"{value:,}"
+        if name in {"rows", "last_rows"}
+        else str(value)
+    )
 
 
 def state(value: str, parked: object = None) -> Text:
@@ -222,6 +228,21 @@ def size(value: int | None) -> str:
     from rich.filesize import decimal
 
     return "" if value is None else decimal(value).replace("bytes", "B").replace("byte", "B")
+
+
+def by_sink(row: Mapping[str, Any]) -> str | None:
+    """Return what each sink was given, where that says more than the figures of the whole."""
+    sinks, aside = row["sinks"] or {}, row["quarantine"] or {}
+    if len(sinks) == 1 and not any(one["rows"] for one in aside.values()):
+        return None
+    given = [f"{name}: {_figures(one)}" for name, one in sorted(sinks.items())]
+    return "; ".join([*given, *(f"set aside in {name}: {_figures(one)}" for name, one in sorted(aside.items()))])
+
+
+def _figures(one: Mapping[str, Any]) -> str:
+    counted = {name: one[name] for name in ("rows", "files") if one[name] is not None}
+    said = [f"{count:,} {name if count != 1 else name[:-1]}" for name, count in counted.items()]
+    return ", ".join([*said, *([size(one["bytes"])] if one["bytes"] is not None else [])])
 
 
 def moment(value: datetime | None) -> str:

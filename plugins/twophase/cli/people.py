@@ -8,6 +8,8 @@ import typer
 
 from twophase.cli.output import Json, complain, listing, print_json, say
 from twophase.core import hindrances
+from twophase.core.advice import Advice, Standing, advise
+from twophase.core.checkpoint import Key, Run
 from twophase.core.states import UNDECIDED, State
 
 if TYPE_CHECKING:
@@ -31,17 +33,20 @@ def add_to(app: typer.Typer) -> None:
 
 
 def pending(pipeline: Some = None, *, as_json: Json = False) -> None:
-    """List what has not ended, parked revisions first, each with the command that fits."""
+    """List what has not ended, parked revisions first, each with what to do about it; then what could not begin."""
     from twophase.cli.opening import connected
     from twophase.committer import queries
 
     with connected() as connection:
         found = queries.pending(connection, pipeline)
-    rows = [{**row, "command": command_for(row)} for row in found]
+        unbegun = queries.unbegun(connection, pipeline)
+    told = [advise(standing(row)) or Advice("") for row in found]
+    rows = [{**row, "advice": one.words, "command": one.command} for row, one in zip(found, told, strict=True)]
     if as_json:
         print_json(rows)
     elif not rows:
-        say("nothing is pending")
+        if not unbegun:
+            say("nothing is pending")
     else:
         columns = (
             "pipeline",
@@ -52,24 +57,37 @@ def pending(pipeline: Some = None, *, as_json: Json = False) -> None:
             "age",
             "run_id",
             "parked_reason",
+            "error",
+            "advice",
             "command",
         )
         names = {"checkpoint_id": "checkpoint", "revision": "rev", "run_id": "run", "parked_reason": "parked"}
         listing(rows, [(names.get(column, column), column) for column in columns])
+    if not as_json:
+        _tell_unbegun(unbegun)
 
 
-def command_for(row: Mapping[str, Any]) -> str | None:
-    """Return the command that gets a pending revision further; None: somebody works on it."""
-    which = f"{row['pipeline']} {row['checkpoint_id']}"
-    if row["parked_reason"]:
-        return hindrances.command(row["pipeline"], row["checkpoint_id"], row["hindrances"] or {})
-    if row["leased"]:
-        return None
-    if row["state"] == State.PRECOMMITTED:
-        return f"twophase commit {which} --reason …"
-    if row["state"] == State.OPEN:
-        return f"twophase abort {which} --reason …"
-    return f"twophase recover {row['pipeline']}"
+def _tell_unbegun(rows: list[dict[str, Any]]) -> None:
+    """Say what a run wanted to begin and could not."""
+    for row in rows:
+        slot = f" slot {row['slot']}" if row["slot"] else ""
+        say(f"{row['pipeline']}{slot}: not begun, {row['why']}")
+
+
+def standing(row: Mapping[str, Any], *, run_ended: bool | None = None, stale: bool = False) -> Standing:
+    """Return how a revision stands, from a row of `pending` or of a listing; a script's run ends with its lease."""
+    return Standing(
+        Key(row["pipeline"], row["checkpoint_id"], row["revision"]),
+        State(row["state"]),
+        Run(row["dag_id"], row["run_id"]) if row["run_id"] else None,
+        leased=bool(row.get("leased")),
+        run_ended=True if row["dag_id"] is None else run_ended,
+        awaits=tuple((row.get("no_vote") or "").split(", ")) if row.get("no_vote") else (),
+        parked=bool(row["parked_reason"]),
+        hindrances=row["hindrances"] or {},
+        failed=bool(row.get("failed")),
+        stale=stale,
+    )
 
 
 def commit(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
@@ -95,7 +113,7 @@ def commit(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
             votes = coordinator.transact(lambda tx: tx.participants(found.key))
             missing = ", ".join(p.name for p in votes if not p.vote) or "everybody: no attempt was opened"
             state = found.state.lower()
-            msg = f"{which}: expected precommitted, found {state}; no yes from {missing}; run it, or abort it"
+            msg = f"{which}: expected precommitted, found {state}; no yes from {missing}; {_remedy(coordinator, found)}"
             raise ConfigError(msg)
     say(f"{done.key}: {done.state.lower()}, rows {done.rows}")
 
@@ -110,7 +128,9 @@ def abort(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
             say(f"{found.key}: it is aborted already")
             return
         if found.state not in UNDECIDED | {State.ABORTING}:
-            remedy = "restage or recover it" if found.state is State.COMMITTING else "backfill it to replace it"
+            remedy = f"to replace it, `twophase backfill {pipeline} --checkpoints {checkpoint_id}`"
+            if found.state is State.COMMITTING:
+                remedy = _remedy(coordinator, found)
             msg = f"checkpoint {found.key}: it is {found.state.lower()}, and a decision is final; {remedy}"
             raise ConfigError(msg)
         _free(found)
@@ -195,6 +215,23 @@ def _standing(coordinator: Coordinator, checkpoint_id: int) -> Revision:
         return live or tx.newest_of(coordinator.pipeline, checkpoint_id)
 
     return coordinator.transact(look)
+
+
+def _remedy(coordinator: Coordinator, found: Revision) -> str:
+    """Say what gets a revision further, as the end of an error."""
+    votes = coordinator.transact(lambda tx: tx.participants(found.key))
+    stands = Standing(
+        found.key,
+        found.state,
+        found.run,
+        leased=found.leased,
+        run_ended=bool(coordinator.run_ended(found.run)) or None,
+        awaits=tuple(p.name for p in votes if p.vote is None),
+        parked=found.parked_reason is not None,
+        hindrances=found.hindrances,
+    )
+    said = str(advise(stands) or "")
+    return said[:1].lower() + said[1:]
 
 
 def _free(found: Revision) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, cell, complain, listing, print_json, say, size, state, table
-from twophase.cli.people import behind, parked
+from twophase.cli.output import Json, by_sink, cell, complain, listing, print_json, say, size, state, table
+from twophase.cli.people import behind, standing
+from twophase.core.advice import advise
 from twophase.core.states import State
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ CHECKPOINTS = (
     ("seq", "commit_seq"),
     ("rows", "rows"),
     ("bytes", "bytes"),
+    ("by sink", "by_sink"),
     ("created", "created_at"),
     ("committed", "committed_at"),
     ("dag", "dag_id"),
@@ -37,6 +39,8 @@ PIPELINES = (
     ("last checkpoint", "last_checkpoint"),
     ("seq", "last_commit_seq"),
     ("committed", "last_committed_at"),
+    ("rows", "last_rows"),
+    ("by sink", "by_sink"),
     ("newest", "newest_checkpoint"),
     ("state", "newest_state"),
     ("pending", "pending"),
@@ -71,7 +75,7 @@ def pipelines(*, as_json: Json = False) -> None:
     elif not found:
         complain("no pipelines in the record yet; `twophase run FILE` enters one")
     else:
-        listing([_without_zeros(row) for row in found], PIPELINES)
+        listing([{**_without_zeros(row), "by_sink": by_sink(row)} for row in found], PIPELINES)
         for row in found:
             behind(row)
 
@@ -108,7 +112,8 @@ def checkpoints(
         complain(f"pipeline {pipeline!r}: no such checkpoint")
         return
     hidden = {"kind"} if all(row["kind"] == "regular" for row in found) else set()
-    listing(found, [column for column in CHECKPOINTS if column[1] not in hidden])
+    rows = [{**row, "by_sink": by_sink(row)} for row in found]
+    listing(rows, [column for column in CHECKPOINTS if column[1] not in hidden])
     if len(found) == limit:
         last = found[-1]
         # The page may have ended between two revisions of one checkpoint: show that one again rather than lose one.
@@ -132,17 +137,24 @@ def show(
     with opened() as record:
         with record.engine.connect() as connection:
             found = queries.show(connection, pipeline, checkpoint_id, revision)
+            pending = queries.pending(connection, pipeline, checkpoint_id)
+            stale = queries.stale(connection, pipeline, checkpoint_id)
         waiting = _waiting(record, found)
     for participant in found["participants"]:
         participant["pending"] = waiting.get(participant["name"])
+    of_mine = [row for row in pending if row["revision"] == found["revision"]]
+    is_stale = any(row["revision"] == found["revision"] for row in stale)
+    advice = advise(standing({**found, **(of_mine[0] if of_mine else {})}, stale=is_stale))
+    found |= {"advice": advice.words if advice else None, "command": advice.command if advice else None}
     if as_json:
         print_json(found)
         return
     _show_revision(found)
-    parked(found)
+    if advice:
+        complain(f"what to do: {advice}")
     behind(found)
     _show_inputs(found["inputs"])
-    _show_participants(found["participants"])
+    _show_participants(found)
     for name in found["lacking"]:
         which = f"{pipeline} --checkpoints {checkpoint_id}"
         complain(f"write {name} has nothing of it, it was added or moved later; `twophase backfill {which}` fills it")
@@ -180,7 +192,7 @@ def _show_revision(found: Mapping[str, Any]) -> None:
 
     key = f"{found['pipeline']}/{found['checkpoint_id']} r{found['revision']}"
     say(Text.assemble((key, "bold"), "  ", state(found["state"], found["parked_reason"])))
-    names = [name for _, name in CHECKPOINTS if name not in {"checkpoint_id", "revision", "state"}]
+    names = [name for _, name in CHECKPOINTS if name not in {"checkpoint_id", "revision", "state", "by_sink"}]
     facts = {"epoch": found["epoch"], **{name: found[name] for name in names if found[name] is not None}}
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -213,13 +225,15 @@ def _show_inputs(inputs: Mapping[str, Any]) -> None:
             say(Text(f"  … and {count - FILES} more; --json lists them", style="dim"))
 
 
-def _show_participants(participants: list[dict[str, Any]]) -> None:
+def _show_participants(found: Mapping[str, Any]) -> None:
+    participants = found["participants"]
     if not participants:
         return
     say("")
     rows = [
         {
             **p,
+            "kind": "quarantine" if p["name"] in (found["quarantine"] or {}) else p["kind"],
             **{name: p["manifest"].get(name) for name in ("rows", "bytes", "files")},
             "promoted": f"pending: {' '.join(p['pending'].split())}" if p["pending"] else p["promoted_at"],
         }

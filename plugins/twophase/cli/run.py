@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.output import Json, complain, console, listing, print_json
+from twophase.cli.output import Json, by_sink, complain, console, listing, print_json
 from twophase.core.errors import AttemptFailed
 from twophase.core.settings import spark_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from twophase.core.checkpoint import Revision
 
 log = logging.getLogger("twophase")
 
@@ -33,6 +31,7 @@ RESULT = (
     ("seq", "commit_seq"),
     ("rows", "rows"),
     ("bytes", "bytes"),
+    ("by sink", "by_sink"),
 )
 
 _LOG = re.compile(r"(?:its|the) log is (.+)$")
@@ -91,6 +90,7 @@ def run(  # noqa: PLR0913 - what a person may ask for
 ) -> None:
     """Take one checkpoint through, exactly once; what a crash left is finished first."""
     from twophase.cli.loading import load
+    from twophase.committer import queries
     from twophase.running import Runner, stager_for
 
     pipeline = load(target)
@@ -99,7 +99,8 @@ def run(  # noqa: PLR0913 - what a person may ask for
     try:
         with _story(), Runner(pipeline, stager_for(pipeline, master=master, conf=settings)) as runner:
             while (revision := runner.run(slot, reprocess=reprocess)) is not None:
-                done.append(columns(revision))
+                with runner.record.engine.connect() as connection:
+                    done.append(queries.row_of(connection, revision.key))
                 if not drain or slot is not None:
                     break
     except AttemptFailed as failed:
@@ -109,33 +110,9 @@ def run(  # noqa: PLR0913 - what a person may ask for
         if as_json:
             print_json(done)
         elif done:
-            listing(done, RESULT)
+            listing([{**row, "by_sink": by_sink(row)} for row in done], RESULT)
     if revision is None:
         complain(f"{pipeline.name}: no new input")
-
-
-def columns(revision: Revision) -> dict[str, Any]:
-    """Return a revision under the record's column names."""
-    run = revision.run
-    return {
-        "pipeline": revision.key.pipeline,
-        "checkpoint_id": revision.checkpoint_id,
-        "revision": revision.revision,
-        "state": revision.state,
-        "epoch": revision.epoch,
-        "kind": revision.kind,
-        "slot": revision.slot,
-        "commit_seq": revision.commit_seq,
-        "rows": revision.rows,
-        "bytes": revision.bytes,
-        "created_at": revision.created_at,
-        "committed_at": revision.committed_at,
-        "dag_id": run.dag_id if run else None,
-        "run_id": run.run_id if run else None,
-        "error": revision.error,
-        "parked_reason": revision.parked_reason,
-        "hindrances": revision.hindrances or None,
-    }
 
 
 # --- the story -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, func, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, func, literal_column, select, text, tuple_
 
 from twophase.committer import tables as t
 from twophase.committer import writes
@@ -23,15 +23,29 @@ r = t.revision.c
 COLUMNS = (
     "pipeline", "checkpoint_id", "revision", "state", "epoch", "kind", "slot", "commit_seq", "rows", "bytes",
     "created_at", "committed_at", "dag_id", "run_id", "error", "parked_reason",
-    "hindrances",
+    "hindrances", "sinks", "quarantine",
 )  # fmt: skip
 
 #: Rows read at a time where a whole history is gone through.
 PAGE = 1000
 
-_LISTING = select(
-    *(t.checkpoint.c.slot if name == "slot" else r[name] for name in COLUMNS),
-).join(t.checkpoint, (t.checkpoint.c.pipeline == r.pipeline) & (t.checkpoint.c.checkpoint_id == r.checkpoint_id))
+#: What each sink of a revision was given, bad records apart: their write is named after the read that they came from.
+_SINKS = """
+    (SELECT jsonb_object_agg(p.name, jsonb_build_object('rows', p.manifest -> 'rows', 'bytes', p.manifest -> 'bytes',
+        'files', p.manifest -> 'files')) FROM twophase.participant p
+     WHERE (p.pipeline, p.checkpoint_id, p.revision) = (revision.pipeline, revision.checkpoint_id, revision.revision)
+       AND p.kind = 'sink' AND p.manifest ? 'rows'
+       AND (p.name IN (SELECT k || '_quarantine' FROM jsonb_object_keys(checkpoint.inputs) k)) = {aside})"""
+
+_ELSEWHERE: dict[str, ColumnElement[Any]] = {
+    "slot": t.checkpoint.c.slot,
+    "sinks": literal_column(_SINKS.format(aside="false")).label("sinks"),
+    "quarantine": literal_column(_SINKS.format(aside="true")).label("quarantine"),
+}
+
+_LISTING = select(*(_ELSEWHERE[name] if name in _ELSEWHERE else r[name] for name in COLUMNS)).join(
+    t.checkpoint, (t.checkpoint.c.pipeline == r.pipeline) & (t.checkpoint.c.checkpoint_id == r.checkpoint_id)
+)
 
 
 class Promoted(NamedTuple):
@@ -43,14 +57,22 @@ class Promoted(NamedTuple):
     swept_at: datetime | None
 
 
+#: What the last commit of a pipeline gave to each sink.
+_LAST = f"""
+    SELECT lag.*, p.behind, last.rows AS last_rows, last.bytes AS last_bytes, last.sinks, last.quarantine
+    FROM twophase.lag JOIN twophase.pipeline p ON p.name = lag.pipeline
+    LEFT JOIN LATERAL (SELECT revision.rows, revision.bytes, {_SINKS.format(aside="false")} AS sinks,
+            {_SINKS.format(aside="true")} AS quarantine
+        FROM twophase.revision JOIN twophase.checkpoint USING (pipeline, checkpoint_id)
+        WHERE revision.pipeline = lag.pipeline AND revision.commit_seq = lag.last_commit_seq) last ON true"""  # noqa: S608 - no user's text
+
+
 def pipelines(connection: Connection) -> list[dict[str, Any]]:
-    """List the pipelines: last commit, what is pending, what a write lacks, and whether sinks know more."""
-    query = text("""SELECT lag.*, p.behind FROM twophase.lag JOIN twophase.pipeline p ON p.name = lag.pipeline
-        ORDER BY pipeline""")
+    """List the pipelines: last commit, what it gave to each sink, what is pending, failed, lacking, or behind."""
     holes = list(writes.holes(connection))
     return [
         {**row._mapping, "lacking": [str(hole) for hole in holes if hole.pipeline == row.pipeline]}
-        for row in connection.execute(query)
+        for row in connection.execute(text(f"{_LAST} ORDER BY pipeline"))
     ]
 
 
@@ -63,11 +85,7 @@ _STALE = """
 
 def overview(connection: Connection, wanted: Collection[str]) -> list[dict[str, Any]]:
     """List some pipelines: last commit, and how many of their revisions are pending, parked and stale."""
-    query = text("""
-        SELECT lag.*, (SELECT count(*) FROM twophase.revision r WHERE r.pipeline = lag.pipeline
-            AND r.state = 'COMMITTING' AND r.parked_reason IS NOT NULL) AS parked,
-            (SELECT p.behind FROM twophase.pipeline p WHERE p.name = lag.pipeline) AS behind
-        FROM twophase.lag WHERE pipeline = ANY(:wanted) ORDER BY pipeline""")
+    query = text(f"{_LAST} WHERE lag.pipeline = ANY(:wanted) ORDER BY pipeline")
     asked = {"wanted": list(wanted)}
     counted = {row.pipeline: row.stale for row in connection.execute(text(_STALE), asked)}
     found = connection.execute(query, asked)
@@ -123,6 +141,15 @@ def revisions(connection: Connection, pipeline: str, checkpoint_id: int, limit: 
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
+def row_of(connection: Connection, key: Key) -> dict[str, Any]:
+    """Return one revision as a listing has it."""
+    return dict(connection.execute(_LISTING.where(_is(key))).one()._mapping)
+
+
+def _is(key: Key) -> ColumnElement[bool]:
+    return (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+
+
 def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: int | None = None) -> dict[str, Any]:
     """Return one checkpoint whole: its newest revision (or the given one), inputs, participants, events."""
     _require(connection, pipeline)
@@ -136,6 +163,7 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
         raise ConfigError(msg)
     found = dict(row._mapping)
     key = Key(pipeline, checkpoint_id, found["revision"])
+    found["failed"] = connection.execute(select(r.failed).where(_is(key))).scalar_one()
     found["inputs"] = _inputs(connection, key)
     found["participants"] = _participants(connection, key)
     found["events"] = _events(connection, pipeline, checkpoint_id)
@@ -148,7 +176,7 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
 def _inputs(connection: Connection, key: Key, limit: int = 1000) -> dict[str, Any]:
     """Return what a revision reads: the checkpoint's own, and what is this revision's alone."""
     c, f, i = t.checkpoint.c, t.input_file.c, t.input_revision.c
-    mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
+    mine = _is(key)
     join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
     found = connection.execute(select(c.inputs, r.inputs).join_from(t.checkpoint, t.revision, join).where(mine)).one()
     inputs: dict[str, Any] = {source: dict(fixed) for source, fixed in {**found[0], **(found[1] or {})}.items()}
@@ -315,6 +343,14 @@ def pending(
     """List what has not ended, parked ones first."""
     order = "parked_reason IS NULL, pipeline, checkpoint_id, revision"
     return _view(connection, "pending", order, pipeline, checkpoint_id)
+
+
+def unbegun(connection: Connection, pipeline: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    """List what a run wanted to begin and could not, the newest first: it failed, or waits for its input."""
+    query = select(t.unbegun).order_by(t.unbegun.c.at.desc()).limit(limit)
+    if pipeline is not None:
+        query = query.where(t.unbegun.c.pipeline == pipeline)
+    return [dict(row._mapping) for row in connection.execute(query)]
 
 
 def _view(

@@ -371,7 +371,7 @@ class PostgresTransaction(Inputs):
                 state=State.COMMITTED,
                 epoch=epoch,
                 commit_seq=self.take_commit_seq(key.pipeline),
-                rows=sum(output.manifest["rows"] for output in outputs.values()),
+                rows=max(output.manifest["rows"] for output in outputs.values()),
                 bytes=sum(output.manifest["bytes"] for output in outputs.values()),
                 decided_at=func.clock_timestamp(),
                 committed_at=func.clock_timestamp(),

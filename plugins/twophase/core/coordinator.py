@@ -77,18 +77,23 @@ class Coordinator:
         sinks: Mapping[str, Sink],
         audits: Sequence[str] = (),
         approvals: Sequence[str] = (),
+        quarantines: Collection[str] = (),
         lease: float = 30.0,
         max_pending: int = 1,
         run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
         patience: Sequence[float] = PATIENCE,
     ) -> None:
-        """Bring together a record, a pipeline's sources, its sinks, and the names of those who vote besides."""
+        """Bring together a record, a pipeline's sources, its sinks, and the names of those who vote besides.
+
+        `quarantines` are those of the sinks that bad records go to: what they hold is no output.
+        """
         self.record = record
         self.pipeline = pipeline
         self.sources = sources
         self.sinks = sinks
         self.audits = audits
         self.approvals = approvals
+        self.quarantines = quarantines
         self.lease = lease
         self.max_pending = max_pending
         self.run_ended = run_ended
@@ -254,7 +259,7 @@ class Coordinator:
                 epoch=revision.epoch,
                 why=why,
                 commit_seq=tx.take_commit_seq(self.pipeline),
-                **_totals(participants),
+                **_totals(participants, self.quarantines),
                 error=None,  # what failed before was tried again, and did not fail
                 lease=self.lease,
             )
@@ -455,7 +460,9 @@ class Coordinator:
                 parked_reason=None,
                 hindrances=None,
                 lease=None,
-                **(_totals(tx.participants(key)) if held.epoch > 1 else {}),  # a restage may have brought other rows
+                **(
+                    _totals(tx.participants(key), self.quarantines) if held.epoch > 1 else {}
+                ),  # a restage may have brought other rows
             )
             hit("finish.inside")
 
@@ -612,10 +619,14 @@ def _decided(revision: Revision, participant: Participant) -> Json:
     return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}
 
 
-def _totals(participants: Sequence[Participant]) -> dict[str, Any]:
-    """Return the rows and bytes that a revision puts into its sinks."""
-    manifests = [p.manifest for p in participants if p.kind == "sink"]
-    return {name: sum(int(manifest.get(name, 0)) for manifest in manifests) for name in ("rows", "bytes")}
+def _totals(participants: Sequence[Participant], quarantines: Collection[str]) -> dict[str, Any]:
+    """Return what the record says of a revision as a whole; what was set aside is no output.
+
+    Each write holds the same rows; only a job of one's own, or a restage, may give one more than another.
+    """
+    manifests = [p.manifest for p in participants if p.kind == "sink" and p.name not in quarantines]
+    rows = max((int(manifest.get("rows", 0)) for manifest in manifests), default=0)
+    return {"rows": rows, "bytes": sum(int(manifest.get("bytes", 0)) for manifest in manifests)}
 
 
 def _unsettled(pipeline: str, source: str, tx: Transaction) -> list[tuple[int, list[InputFile]]]:

@@ -72,7 +72,13 @@ class Taking:
         sources = self.coordinator.sources.items()
         found = {name: source.discover(slot) for name, source in sources if source.per_revision}
         objections = {latest: self.coordinator.objection(latest=latest) for latest in (True, False)}
-        taken = transact(lambda tx: self._replace(tx, checkpoint_id, campaign, ended, found, objections))
+
+        def step(tx: Transaction) -> Revision:
+            tx.lock(self.pipeline)
+            tx.begun(self.pipeline, slot)
+            return self._replace(tx, checkpoint_id, campaign, ended, found, objections)
+
+        taken = transact(step)
         hit("begin.after")
         return taken
 
@@ -113,7 +119,6 @@ class Taking:
         found: Found,
         objections: Mapping[bool, str | None],
     ) -> Revision:
-        tx.lock(self.pipeline)
         if campaign and (done := tx.decided_in(self.pipeline, checkpoint_id, campaign)):
             return done
         live = tx.live_revision(self.pipeline, checkpoint_id)
@@ -146,8 +151,9 @@ class Taking:
         newest = tx.newest(self.pipeline, slot)
         if newest is None:
             return None
-        if newest.state in DECIDED:
-            return None if slot is None else newest
+        if newest.state in DECIDED and slot is not None:
+            tx.begun(self.pipeline, slot)
+            return newest
         return self._take_over(tx, newest, ended) if newest.state in UNDECIDED else None
 
     def _take_over(self, tx: Transaction, left: Revision, ended: Run | None) -> Revision:
@@ -158,6 +164,7 @@ class Taking:
         if left.run not in {self.run, ended}:
             msg = f"checkpoint {left.key}: it waits for run {left.run}, which has not ended"
             raise Busy(msg)
+        tx.begun(self.pipeline, left.slot)
         tx.adopt(left.key, epoch=left.epoch, run=self.run, lease=self.coordinator.lease)
         return tx.revision(left.key)
 

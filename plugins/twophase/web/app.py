@@ -17,13 +17,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as AnyHTTPException
 
+from twophase.cli.people import standing
 from twophase.committer import queries
+from twophase.core.advice import advise
 from twophase.core.errors import ConfigError
 from twophase.core.states import State
 from twophase.web import words
 from twophase.web.access import MAY_READ_RUNS, OnePipeline, VisiblePipelines
 from twophase.web.plugin import PREFIX
 from twophase.web.record import Unavailable, reading
+from twophase.web.runs import has_ended
 
 TEMPLATES = Folder(__file__).parent / "templates"
 STYLE, SCRIPT = TEMPLATES / "style.css", TEMPLATES / "page.js"
@@ -85,9 +88,10 @@ def checkpoints(request: Request, pipeline: OnePipeline, state: State | None = N
         found = queries.checkpoints(connection, pipeline, state=state, before=after, limit=PAGE + 1)
         (summary,) = queries.overview(connection, [pipeline])
         pending = queries.pending(connection, pipeline) if summary["parked"] else []
+        unbegun = queries.unbegun(connection, pipeline, PARKED)
         links = queries.dags_of(connection, pipeline)
         declared = queries.declaration(connection, pipeline)
-    parked = [{**row, "advice": words.advice(row, row, stale=False)} for row in pending if row["parked_reason"]]
+    parked = [{**row, "advice": advise(standing(row))} for row in pending if row["parked_reason"]]
     last = found[PAGE - 1] if len(found) > PAGE else None
     return _page(
         request,
@@ -95,6 +99,7 @@ def checkpoints(request: Request, pipeline: OnePipeline, state: State | None = N
         pipeline=pipeline,
         summary=summary,
         parked=parked[:PARKED],
+        unbegun=unbegun,
         checkpoints=found[:PAGE],
         state=state,
         states=list(State),
@@ -114,6 +119,7 @@ def checkpoint(request: Request, pipeline: OnePipeline, checkpoint_id: Id, revis
         pending = queries.pending(connection, pipeline, checkpoint_id)
         stale = queries.stale(connection, pipeline, checkpoint_id)
     mine = next((row for row in pending if row["revision"] == found["revision"]), None)
+    ended = has_ended(mine) if mine else None
     replaced = [row for row in stale if row["revision"] == found["revision"]]
     return _page(
         request,
@@ -123,7 +129,7 @@ def checkpoint(request: Request, pipeline: OnePipeline, checkpoint_id: Id, revis
         revisions=revisions,
         pending=mine,
         stale=replaced,
-        advice=words.advice(found, mine, stale=bool(replaced)),
+        advice=advise(standing({**found, **(mine or {})}, run_ended=ended, stale=bool(replaced))),
         events=[event for event in found["events"] if event["revision"] == found["revision"]],
     )
 

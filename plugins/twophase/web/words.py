@@ -7,27 +7,15 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from twophase.cli.output import STYLES, size
-from twophase.cli.people import command_for
 from twophase.core.slots import Slot
-from twophase.core.states import State
 
 #: Largest first: (seconds, singular).
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _SECONDS = 60
 _HOURS = 48
-
-
-_ITS_OWN_RUN = "Nobody works on it now. Its own run goes on with it; if that is gone,"
-_NEXT_RUN = "Nobody works on it. The next run finishes it, and so does"
-#: What is to be said before the command for a pending revision that nobody works on.
-_PENDING = {
-    "parked": "It is decided and cannot be promoted without a person. Mend what stands in its way, then recover it; or",
-    State.OPEN: _ITS_OWN_RUN,
-    State.PRECOMMITTED: _ITS_OWN_RUN,
-    State.COMMITTING: _NEXT_RUN,
-    State.ABORTING: _NEXT_RUN,
-}
 
 
 def colour(state: str) -> str:
@@ -89,22 +77,14 @@ def took(row: Mapping[str, Any]) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
 
 
-def advice(found: Mapping[str, Any], pending: Mapping[str, Any] | None, *, stale: bool) -> tuple[str, str] | None:
-    """Return what a person may do about a revision, in words and as a command; None: nothing."""
-    which = f"{found['pipeline']} {found['checkpoint_id']}"
-    if pending is not None:
-        command = command_for(pending)
-        return (_PENDING["parked" if found["parked_reason"] else found["state"]], command) if command else None
-    if found["state"] == State.ABORTED:
-        words = "The next run takes its input again. To free the input for a later checkpoint,"
-        return words, f"twophase release {which} --reason …"
-    if stale:
-        command = f"twophase backfill {found['pipeline']} --checkpoints {found['checkpoint_id']}"
-        return "What it was made from was replaced since. To make it again,", command
-    return None
+def code(value: object) -> Markup:
+    """Return a text in which what is quoted as a command looks like one."""
+    parts = str(value).split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(parts))
 
 
 FILTERS = {
+    "code": code,
     "colour": colour,
     "number": number,
     "moment": moment,
