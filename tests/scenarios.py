@@ -39,7 +39,7 @@ WRITES = ("lake", "copy")
 #: Failpoints of the write-ahead sink: its own tests kill it at each.
 SENDING = frozenset(name for name in FAILPOINTS if name.startswith("send."))
 #: Failpoints of sinks that are no tables of files.
-OTHER_SINKS = SENDING | {"promote.marked", "promote.applied", "table.created", "table.widened"}
+OTHER_SINKS = SENDING | {"vote.tried", "promote.marked", "promote.applied", "table.created", "table.widened"}
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.
 ELSEWHERE = OTHER_SINKS | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),

@@ -13,7 +13,7 @@ from twophase.auditing import audit
 from twophase.core import errors
 from twophase.core.checkpoint import Input, Json, Participant, Revision
 from twophase.core.coordinator import Coordinator
-from twophase.core.errors import AttemptFailed, ManifestMismatch, NoSpace, SchemaChanged
+from twophase.core.errors import AttemptFailed, NoSpace, SchemaChanged
 from twophase.core.failpoints import hit
 from twophase.core.knowledge import check_known
 from twophase.core.lease import Lease
@@ -66,12 +66,12 @@ class Staging:
         lease.check()
 
     def still_staged(self, revision: Revision) -> bool:
-        """Look whether what was voted for is still there before it is decided upon."""
+        """Look whether what was voted for is still there, and still taken, before it is decided upon."""
         try:
             for participant in self._sinks(revision):
                 self.pipeline.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
-        except ManifestMismatch as mismatch:
-            log.warning("%s; staging again", mismatch)
+        except AttemptFailed as failed:
+            log.warning("%s; staging again", failed)
             return False
         return True
 

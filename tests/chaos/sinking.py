@@ -6,6 +6,8 @@ import hashlib
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import closing
+from typing import Any
 
 import psycopg2
 
@@ -48,6 +50,8 @@ DECLARED: dict[str, Callable[[], Sink]] = {
     "upserted": lambda: sinks.Postgres("words_upserted", conn_id="dwh", create=True, mode="upsert", key=["id"]),
     "retracted": lambda: sinks.Postgres("words_retracted", conn_id="dwh", create=True, mode="retract", key=["id"]),
     "replaced": lambda: sinks.Postgres("words_replaced", conn_id="dwh", create=True, mode="replace"),
+    "constrained": lambda: _constrained("words_constrained", _checkpoint="bigint NOT NULL"),
+    "constrained_upserted": lambda: _constrained("words_constrained_upserted", mode="upsert", key=["id"]),
     "sent": lambda: sinks.WriteAhead("senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True),
     "delta": lambda: sinks.Delta("delta/words"),
     "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=os.environ.get(CATALOG) or IN_A_FILE),
@@ -62,13 +66,49 @@ LOCAL = tuple(kind for kind in DECLARED if not kind.endswith("_s3"))
 TABLES = {
     "postgres": "words",
     **{kind: f"words_{kind}" for kind in ("attached", "upserted", "retracted", "replaced")},
+    **{kind: f"words_{kind}" for kind in ("constrained", "constrained_upserted")},
 }
+#: Those of them with constraints of every kind and a trigger.
+CONSTRAINED = frozenset({"constrained", "constrained_upserted"})
+#: Those whose promotion is tried out before the vote.
+TRIED = CONSTRAINED | {"attached"}
 #: Sinks that hold what their last checkpoint brought, and nothing else.
 LAST_ONLY = frozenset({"retracted", "replaced"})
 #: How many rows a checkpoint has here.
 ROWS = 20
 #: Behind the kinds of a pipeline whose checkpoints stand for days: the sinks then hold all of them.
 BY_SLOTS = " by slots"
+
+
+_MADE = """
+    SELECT pg_advisory_xact_lock(16);
+    CREATE TABLE IF NOT EXISTS public.known (frequency bigint PRIMARY KEY);
+    INSERT INTO public.known SELECT generate_series(0, 9) ON CONFLICT DO NOTHING;
+    CREATE TABLE IF NOT EXISTS public.{table} (
+        id bigint PRIMARY KEY, word text NOT NULL CHECK (length(word) > 1), {more}
+        frequency bigint NOT NULL REFERENCES public.known DEFERRABLE INITIALLY DEFERRED, UNIQUE (word, id));
+    CREATE TABLE IF NOT EXISTS public.{table}_seen (id bigint);
+    CREATE OR REPLACE FUNCTION public.{table}_see() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO public.{table}_seen VALUES (NEW.id); RETURN NEW; END $$;
+    CREATE OR REPLACE TRIGGER see BEFORE INSERT ON public.{table} FOR EACH ROW EXECUTE FUNCTION public.{table}_see();
+"""
+
+
+def _constrained(table: str, *, _checkpoint: str = "", **more: Any) -> Sink:
+    """Declare a table that has constraints of every kind and a trigger; make it, unless it is there."""
+    with closing(psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://"))) as session, session:
+        marked = f"_checkpoint {_checkpoint}," if _checkpoint else ""
+        session.cursor().execute(_MADE.format(table=table, more=marked))
+    return sinks.Postgres(table, conn_id="dwh", **more)
+
+
+def seen(kind: str) -> int:
+    """Return how many rows the trigger of a table has seen for good."""
+    with closing(psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://"))) as session:
+        cursor = session.cursor()
+        cursor.execute(f"SELECT count(*) FROM public.{TABLES[kind]}_seen")
+        found = cursor.fetchone()
+    return found[0] if found else 0
 
 
 def split(kinds: str) -> list[str]:

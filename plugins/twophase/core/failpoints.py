@@ -29,6 +29,7 @@ FAILPOINTS: dict[str, str] = {
     "stage.marked": "in Spark: marker in the staged folder, result not reported",
     "stage.after": "in Spark: result reported",
     "vote.before": "staged, not checked",
+    "vote.tried": "in Postgres: the promotion tried out in the target database, not yet rolled back",
     "vote.checked": "manifest checked against storage, vote not recorded",
     "vote.inside": "vote written, not yet committed to the database",
     "vote.after": "vote recorded",

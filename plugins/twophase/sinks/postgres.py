@@ -263,9 +263,10 @@ class Postgres(Sink):
             msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
             raise ConfigError(msg)
         with database.committed(self._staging_conn_id) as cursor:
-            there = staging.columns_of(cursor, self.target)
-            changes = self.mode == "retract"
-            columns = staging.plan(_which(key, sink), schema, there, create=self.create, changes=changes)
+            asked = fitting.asked_of(cursor, self.target)
+            columns = self._plan(cursor, _which(key, sink), schema)
+            numbered = [CHECKPOINT] if self._promoter(key, handle, {}).numbers else []
+            fitting.check_columns(_which(key, sink), asked, [*columns, *numbered], self._mode)
             if rows := SlotRows.of(handle):
                 kind = columns[rows.column][0] if rows.column in columns else None
                 slots.check_column(cursor, _which(key, sink), rows.column, kind, rows.slot.text)
@@ -323,16 +324,19 @@ class Postgres(Sink):
             what = "is not there" if found is None else f"has {found.rows} rows, expected {manifest['rows']}"
             msg = f"checkpoint {key}: staging table {table} {what}; stage it again"
             raise ManifestMismatch(msg)
-        with self._looking() as cursor:
-            Acceptance(promoter).check(cursor)
+        Acceptance(promoter).check()
 
     def _expected(self, cursor: Any, key: Key, manifest: Json) -> dict[str, str]:  # noqa: ANN401 - a cursor
         """Return the columns of a staging table, with their types, by what the manifest says and the target has."""
-        schema = tuple(Column(*column) for column in manifest["schema"])
-        there = staging.columns_of(cursor, self.target)
-        plan = staging.plan(f"checkpoint {key}", schema, there, create=self.create, changes=self.mode == "retract")
+        plan = self._plan(cursor, f"checkpoint {key}", tuple(Column(*column) for column in manifest["schema"]))
         marked = {CHECKPOINT: "bigint"} if self.attach else {}
         return {name: postgres for name, (postgres, _) in plan.items()} | marked
+
+    def _plan(self, cursor: Any, which: str, schema: Schema) -> Columns:  # noqa: ANN401 - a cursor
+        """Say for each column which type it has in the target and how it gets there."""
+        there, bases = staging.columns_of(cursor, self.target), fitting.domains_of(cursor, self.target)
+        changes = self.mode == "retract"
+        return staging.plan(which, schema, there, create=self.create, changes=changes, bases=bases)
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
         """Return what an attempt staged; of a changelog the changes themselves."""

@@ -70,6 +70,13 @@ class Changes:
             " WHERE NOT EXISTS (SELECT 1 FROM ({added}) AS added WHERE {same})"
         ).format(names=names, there=there, added=added, gone=gone, nothing=nothing, same=self.same("added", "gone"))
 
+    @property
+    def there(self) -> Composable:
+        """Return the condition that a key of `gone` has a row in the target."""
+        from psycopg2 import sql
+
+        return sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, self.same("t", "gone"))
+
     def missing(self, cursor: Any, there: Composable) -> int:  # noqa: ANN401 - a cursor
         """Count the rows that are taken back and are not `there`, a condition on the key of `gone`."""
         from psycopg2 import sql

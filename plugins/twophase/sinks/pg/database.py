@@ -25,6 +25,8 @@ _CONNECT_SECONDS = 10
 #: What passes by itself: connections, resources (disk full too), locks, conflicts, a server that is told to stop.
 _PASSING = ("08", "53", "55P03", "40", "57P", "58030")
 _TABLE_PARTS = 2
+#: Of a longer name PostgreSQL keeps so much, without a word.
+NAME_BYTES = 63
 
 
 class Table(NamedTuple):
@@ -43,6 +45,12 @@ class Table(NamedTuple):
         parts = text.split(".")
         if not all(parts) or len(parts) > _TABLE_PARTS:
             msg = f"sinks.Postgres {text!r}: expected `table` or `schema.table`"
+            raise ConfigError(msg)
+        if too_long := [part for part in parts if len(part.encode()) > NAME_BYTES]:
+            msg = (
+                f"sinks.Postgres {text[:100]!r}: the name {too_long[0][:40]!r}… has {len(too_long[0].encode())} bytes,"
+                f" and PostgreSQL cuts names after {NAME_BYTES}; choose a shorter one"
+            )
             raise ConfigError(msg)
         return cls(*parts) if len(parts) == _TABLE_PARTS else cls("public", text)
 

@@ -55,6 +55,7 @@ class Column(NamedTuple):
     has_default: bool
     #: The type below, if its own is a domain.
     base: str | None
+    identity: bool
 
 
 def kind_of(cursor: Any, table: Table) -> Kind | None:  # noqa: ANN401 - a cursor
@@ -86,12 +87,29 @@ def columns_of(cursor: Any, oid: int) -> list[Column]:  # noqa: ANN401 - a curso
         "SELECT a.attname, CASE WHEN a.attgenerated <> '' THEN 'generated'"
         "  WHEN a.attidentity = 'a' THEN 'an identity that is always generated' END,"
         " a.attnotnull, a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,"
-        " CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) END"
+        " CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) END, a.attidentity <> ''"
         " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
         " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
         (oid,),
     )
     return [Column(*row) for row in cursor.fetchall()]
+
+
+def definitions_of(cursor: Any, oid: int) -> dict[str, str]:  # noqa: ANN401 - a cursor
+    """Return type, collation and default of each column of a table, as another table is given such a column."""
+    cursor.execute(
+        "SELECT a.attname, concat_ws(' ', format_type(a.atttypid, a.atttypmod),"
+        " CASE WHEN a.attcollation <> t.typcollation THEN format('COLLATE %%I.%%I', n.nspname, l.collname) END,"
+        " CASE a.attgenerated WHEN 's' THEN format('GENERATED ALWAYS AS (%%s) STORED', pg_get_expr(d.adbin, d.adrelid))"
+        "  WHEN 'v' THEN format('GENERATED ALWAYS AS (%%s) VIRTUAL', pg_get_expr(d.adbin, d.adrelid))"
+        "  ELSE 'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid) END)"
+        " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+        " LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum"
+        " LEFT JOIN pg_collation l ON l.oid = a.attcollation LEFT JOIN pg_namespace n ON n.oid = l.collnamespace"
+        " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+        (oid,),
+    )
+    return dict(cursor.fetchall())
 
 
 class Check(NamedTuple):
@@ -158,11 +176,12 @@ def watchers_of(cursor: Any, oid: int) -> list[str]:  # noqa: ANN401 - a cursor
     return [row[0] for row in cursor.fetchall()]
 
 
-def references_of(cursor: Any, oid: int, *, deletes: bool) -> list[str]:  # noqa: ANN401 - a cursor
-    """Return the foreign keys of a table and, if rows of it go, those that refer to it."""
+def references_of(cursor: Any, oid: int, changed: Collection[str], *, deletes: bool) -> list[str]:  # noqa: ANN401 - a cursor
+    """Return the foreign keys of a table, and those of others to rows that go or columns that are changed."""
     cursor.execute(
-        "SELECT 'foreign key ' || conname FROM pg_constraint WHERE contype = 'f' AND (conrelid = %s"
-        " OR (confrelid = %s AND %s)) ORDER BY 1",
-        (oid, oid, deletes),
+        "SELECT 'foreign key ' || c.conname FROM pg_constraint c WHERE c.contype = 'f' AND (c.conrelid = %s"
+        " OR (c.confrelid = %s AND (%s OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.confrelid"
+        "  AND a.attnum = ANY(c.confkey) AND a.attname = ANY(%s))))) ORDER BY 1",
+        (oid, oid, deletes, list(changed)),
     )
     return [row[0] for row in cursor.fetchall()]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import ConfigError
 from twophase.sinks.pg import demands, rights, slots, staging
 from twophase.sinks.pg.database import Table
+from twophase.sinks.pg.demands import Column
 from twophase.sinks.pg.promoting import Mode
 from twophase.sinks.pg.staging import CHECKPOINT
 
@@ -44,6 +46,41 @@ def check_declared(which: str, conn_id: str, mode: Mode, slot_column: str | None
     if not _SCHEMA.fullmatch(staging_schema):
         msg = f"{which}: staging_schema {staging_schema!r}: expected small letters, digits and _"
         raise ConfigError(msg)
+
+
+def asked_of(cursor: Any, target: Table) -> list[Column]:  # noqa: ANN401 - a cursor
+    """Return what the columns of a target ask for; of one that is still to be made, nothing."""
+    found = demands.kind_of(cursor, target)
+    return [] if found is None else demands.columns_of(cursor, found.oid)
+
+
+def domains_of(cursor: Any, target: Table) -> dict[str, str]:  # noqa: ANN401 - a cursor
+    """Return the type below each column that has a domain's."""
+    return {column.name: column.base for column in asked_of(cursor, target) if column.base}
+
+
+def check_columns(which: str, asked: Iterable[Column], written: Collection[str], mode: Mode) -> None:
+    """Raise ConfigError if the output has a column that the target fills by itself, or lacks one that it needs.
+
+    By key a row may be there already and have it: then the rows themselves are asked, once they are staged.
+    """
+    for column in asked:
+        if column.name in written:
+            if column.filled:
+                msg = f"{which}: column {column.name!r} of the target is {column.filled}; drop it from the output"
+                raise ConfigError(msg)
+        elif column.not_null and not column.has_default and not mode.key:
+            msg = (
+                f"{which}: column {column.name!r} of the target is NOT NULL without a default, and the output lacks it;"
+                " add it in the transform, or give it a default"
+            )
+            raise ConfigError(msg)
+        elif column.identity and mode.attach:
+            msg = (
+                f"{which}: attach=True: column {column.name!r} of the target is an identity, which is not filled in"
+                " what is attached; add it in the transform, or drop it from the target"
+            )
+            raise ConfigError(msg)
 
 
 @dataclass(frozen=True)

@@ -150,10 +150,11 @@ class History:
             self._filled(there, self.table.sql, self.changes.same("h", "gone"), sql.Identifier(THERE)),
         )
 
-    def replace(self, changed: Iterable[str]) -> None:
+    def replace(self, changed: Iterable[str]) -> tuple[Composable, list[str]]:
         """Let the next ones, or the target, have what the checkpoint now makes of each key that it changes or did.
 
-        `changed` are the columns that the older revision had; there may be more of them, or fewer, than now.
+        `changed` are the columns that the older revision had; there may be more of them, or fewer, than now. Returns
+        what the target has to have now: the rows, and which of their columns.
         """
         from psycopg2 import sql
 
@@ -173,6 +174,7 @@ class History:
         last = self._filled(sql.SQL("SELECT * FROM ({}) AS v WHERE v.{next} IS NULL"), rows)
         self.changes.delete(self.cursor, last)
         self.changes.upsert(self.cursor, last, [*self.changes.key, *self.columns], others)
+        return last, others
 
     def carry(self, later: Order, columns: Iterable[str]) -> None:
         """Take columns that a later checkpoint leaves alone over to what comes after it."""

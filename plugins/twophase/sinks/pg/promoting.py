@@ -12,14 +12,16 @@ COMMIT ── reply lost? ─→ unknown: the marker tells
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.pg import database, history, owning, receipts, sealing, staging, targets
+from twophase.sinks.pg import arrival, database, history, owning, receipts, sealing, staging, targets
 from twophase.sinks.pg.changes import Changes
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.history import History, Order
@@ -27,8 +29,13 @@ from twophase.sinks.pg.receipts import Refused
 from twophase.sinks.pg.slots import SlotRows
 from twophase.sinks.pg.staging import CHANGE, CHECKPOINT
 
+if TYPE_CHECKING:
+    from psycopg2.sql import Composable
+
 #: Where the markers are.
 MARKERS = Table(history.SCHEMA, "promoted")
+#: Checkpoint and revision in the name of a staging table.
+_STAGED = re.compile(r"s_[0-9a-f]{8}_(\d+)_r(\d+)_")
 #: `kept`: the history has what it overwrote; `slot_order`: its place among slots, where there are any.
 _CREATE_MARKERS = (
     """CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, checkpoint_id bigint, revision integer,
@@ -37,6 +44,10 @@ _CREATE_MARKERS = (
     "CREATE INDEX IF NOT EXISTS promoted_by_slot ON {} (pipeline, target, slot_order)",
     "CREATE INDEX IF NOT EXISTS promoted_kept ON {} (pipeline, target, checkpoint_id) WHERE kept",
 )
+
+
+class NotThere(Refused):
+    """What is retracted is not there."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,11 @@ class Promoter:
         return found
 
     @property
+    def numbers(self) -> bool:
+        """Say whether rows carry the checkpoint's number, if the target has a column for it."""
+        return self.mode.name == "append" or self.slot_rows is not None
+
+    @property
     def order(self) -> Order:
         """Return its place in the order of what changes rows by key."""
         found: Order = self.handle.get("order", self.key.checkpoint_id)
@@ -198,6 +214,12 @@ class Promoter:
         cursor.execute(sql.SQL(query).format(MARKERS.sql), values)
         return int(cursor.rowcount) == 1
 
+    def try_out(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Do all of it but the marker, in a transaction that is to be rolled back; a trigger can see that it is."""
+        cursor.execute("SET LOCAL twophase.trial = 'on'")
+        self._apply(cursor)
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         if strange := sealing.seal(cursor, self.staged, self.target):
             raise Refused(strange, Hindrance.LOST)
@@ -210,6 +232,8 @@ class Promoter:
         columns.pop(CHANGE, None)
         if self.mode.create:
             self._create(cursor, columns)
+        if self.mode.attach or self.mode.key:
+            self._expect(arrival.count(cursor, self.staged), f"in staging table {self.staged}")
         if self.mode.attach:
             targets.attach(cursor, self.target, self.staged, self.key)
             return
@@ -241,11 +265,15 @@ class Promoter:
         names = [sql.Identifier(name) for name in columns]
         values: list[Any] = list(names)
         there = staging.columns_of(cursor, self.target) or {}
-        if self.mode.name == "append" or (self.slot_rows and CHECKPOINT in there):
+        if self.numbers and CHECKPOINT in there:
             names.append(sql.Identifier(CHECKPOINT))
             values.append(sql.Literal(self.key.checkpoint_id))
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}")
         cursor.execute(insert.format(self.target.sql, *map(sql.SQL(", ").join, (names, values)), self.staged.sql))
+        moved = int(cursor.rowcount)
+        if arrival.is_watched(cursor, self.target):
+            moved = arrival.count(cursor, self.target, self._mine(cursor))
+        self._expect(moved, f"of the checkpoint in {self.target}; let no trigger or rule of it swallow or add rows")
         if self.slot_rows:
             self.slot_rows.lock(cursor, self.key, self.target)
             if why := self.shared(cursor):
@@ -255,23 +283,29 @@ class Promoter:
         """Take out what the rows take the place of; False: a later checkpoint has taken it since."""
         from psycopg2 import sql
 
-        if self.mode.name == "replace" and self.slot_rows is None:
-            if self._overtaken(cursor):
-                return False
-            cursor.execute(sql.SQL("DELETE FROM {}").format(self.target.sql))
+        mine = self._mine(cursor)
+        if mine is None and self._overtaken(cursor):
+            return False
+        if self.mode.name == "append" and self._older(cursor) is None:  # by its marker: its write may have been renamed
             return True
-        if self.slot_rows:
-            mine = self.slot_rows.where(cursor, self.target)
-        elif self._older(cursor) is not None:  # by its marker: its write may have had another name then
-            mine = staging.of_checkpoint(self.key.checkpoint_id)
-        else:
-            return True
-        cursor.execute(sql.SQL("DELETE FROM {} {}").format(self.target.sql, mine))
+        cursor.execute(sql.SQL("DELETE FROM {} {}").format(self.target.sql, mine or sql.SQL("")))
         return True
 
     def foreign(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
         """Say that the target is another pipeline's; None: it is this one's, from now on if it was nobody's."""
         return owning.claim(cursor, self.key.pipeline, self.target, MARKERS)
+
+    def _mine(self, cursor: Any) -> Composable | None:  # noqa: ANN401 - a cursor
+        """Return the condition for the rows that are the checkpoint's; None: all are."""
+        if self.slot_rows:
+            return self.slot_rows.where(cursor, self.target)
+        return staging.of_checkpoint(self.key.checkpoint_id) if self.mode.name == "append" else None
+
+    def _expect(self, found: int, where: str) -> None:
+        """Refuse to commit another number of rows than were voted for."""
+        if found != self.manifest["rows"]:
+            msg = f"expected {self.manifest['rows']} rows, found {found} {where}"
+            raise Refused(msg)
 
     def shared(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
         """Say which other slot has rows of this one's; None: none has."""
@@ -279,33 +313,63 @@ class Promoter:
 
     # --- by key ------------------------------------------------------------------------------------------------------
 
-    def _change(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
-        """Change rows by key as if all checkpoints had come in their order; what is taken back has to be there."""
+    def is_in_order(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether it replaces nothing, and nothing is promoted that comes later."""
+        return self._older(cursor) is None and not self._overtaken(cursor)
+
+    def comes_after_staged(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether something is staged that may be promoted first: until then the target does not tell."""
         from psycopg2 import sql
 
-        retracts = self.mode.name == "retract"
-        equals = staging.equals(cursor, self.target)
-        changes = Changes(self.target, self.staged, self.mode.key, columns, retracts=retracts, equals=equals)
-        there = sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, changes.same("t", "gone"))
+        names = staging.tables(cursor, self.staged.schema, self.staged.name[: len("s_01234567_")])
+        found = {tuple(map(int, match.groups())) for match in map(_STAGED.match, names) if match}
+        others = {one for one in found if one[0] != self.key.checkpoint_id}
+        if isinstance(self.order, int):
+            others = {one for one in others if one[0] < self.key.checkpoint_id}
+        query = sql.SQL(
+            "SELECT checkpoint_id, revision FROM {} WHERE pipeline = %s AND target = %s AND checkpoint_id = ANY(%s)"
+        )
+        cursor.execute(query.format(MARKERS.sql), (self.key.pipeline, str(self.target), [one for one, _ in others]))
+        return bool(others - set(cursor.fetchall()))
+
+    def check_there(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Raise NotThere if something is retracted that is not in the target; in a replacement the history tells."""
+        from psycopg2 import sql
+
+        if self.mode.name == "retract" and self.is_in_order(cursor):
+            changes = self._changes(cursor, staging.columns_of(cursor, self.staged) or {})
+            is_made = staging.columns_of(cursor, self.target) is not None
+            self._refuse_missing(changes.missing(cursor, changes.there if is_made else sql.SQL("SELECT WHERE false")))
+
+    def _changes(self, cursor: Any, columns: Mapping[str, str]) -> Changes:  # noqa: ANN401 - a cursor
+        mine = {name: kind for name, kind in columns.items() if name != CHANGE}
+        retracts, equals = self.mode.name == "retract", staging.equals(cursor, self.target)
+        return Changes(self.target, self.staged, self.mode.key, mine, retracts=retracts, equals=equals)
+
+    def _change(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
+        """Change rows by key as if all checkpoints had come in their order; what is taken back has to be there."""
+        changes = self._changes(cursor, columns)
         if not self.mode.keeps:
-            self._refuse_missing(changes.missing(cursor, there))
+            self._refuse_missing(changes.missing(cursor, changes.there))
             changes.read_in_order(cursor)
             changes.apply(cursor)
+            self._refuse_swallowed(cursor, changes, changes.rows, changes.others)
             return
         history.lock(cursor, "history", self.key.pipeline, self.target)
         chain = History(cursor, self.key.pipeline, changes, self.order)
         older = self._older(cursor)
         if older is None and not self._overtaken(cursor):
-            self._refuse_missing(changes.missing(cursor, there))
+            self._refuse_missing(changes.missing(cursor, changes.there))
             changes.read_in_order(cursor)
             chain.add()
             changes.apply(cursor)
+            self._refuse_swallowed(cursor, changes, changes.rows, changes.others)
         else:
             self._refuse_forgotten(cursor)
             chain.insert()
             self._refuse_missing(chain.missing())
             changed = {*changes.others, *(older or ())} - {*self.mode.key, CHANGE}
-            chain.replace(changed)
+            self._refuse_swallowed(cursor, changes, *chain.replace(changed))
             for later, columns_there in self._narrower(cursor, changed):
                 chain.carry(later, changed - columns_there)
             chain.forget()
@@ -315,6 +379,12 @@ class Promoter:
     def _refuse_missing(self, count: int) -> None:
         if count:
             msg = f"{count} rows are retracted from {self.target} that are not there"
+            raise NotThere(msg)
+
+    def _refuse_swallowed(self, cursor: Any, changes: Changes, rows: Composable, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
+        if arrival.is_watched(cursor, self.target) and (count := arrival.swallowed(cursor, changes, rows, columns)):
+            msg = f"{count} rows of the checkpoint are not in {self.target} as they were staged; let no trigger of it"
+            msg = f"{msg} swallow or bring back rows"
             raise Refused(msg)
 
     def _refuse_forgotten(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from twophase.sinks.pg import demands, promoting
+from twophase.sinks.pg import demands, owning, promoting, receipts
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.promoting import Mode
 
@@ -63,11 +63,15 @@ def _of_markers(cursor: Any, user: str, mode: Mode) -> Iterator[str]:  # noqa: A
     cursor.execute("SELECT has_schema_privilege(%s, 'CREATE')", (schema,))
     if mode.keeps and not cursor.fetchone()[0]:
         yield (f"{user} may not create tables in schema {schema}, where the history is; grant it, or declare history=0")
-    needed = ["SELECT", "INSERT", *(["UPDATE"] if mode.history else [])]
-    for right in needed:
-        cursor.execute("SELECT has_table_privilege(%s::regclass, %s)", (str(promoting.MARKERS), right))
-        if not cursor.fetchone()[0]:
-            yield f"{user} has no {right} on {promoting.MARKERS}, where the markers are; grant it"
+    needed = {
+        promoting.MARKERS: ["SELECT", "INSERT", *(["UPDATE"] if mode.history else [])],
+        receipts.RECEIPTS: ["SELECT", "INSERT", "UPDATE"],
+        owning.OWNERS: ["SELECT", "INSERT", "UPDATE"],
+    }
+    for table, right in ((table, right) for table, all_of_them in needed.items() for right in all_of_them):
+        cursor.execute("SELECT has_table_privilege(pg_catalog.to_regclass(%s), %s)", (str(table), right))
+        if cursor.fetchone()[0] is False:
+            yield f"{user} has no {right} on {table}, where the markers are; grant it"
 
 
 def _of_target(cursor: Any, user: str, found: demands.Kind, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
@@ -77,12 +81,6 @@ def _of_target(cursor: Any, user: str, found: demands.Kind, mode: Mode) -> Itera
         if not owns:
             yield f"{user} does not own {which}, and only its owner may attach partitions; give it to {user}"
         return
-    cursor.execute("SELECT row_security_active(%s::oid)", (found.oid,))
-    if cursor.fetchone()[0]:
-        yield (
-            f"row security of {which} applies to {user}, who would not see all of its rows; promote as its owner, or"
-            " give the account BYPASSRLS"
-        )
     for right in ("INSERT", "SELECT", *(["UPDATE"] if mode.key else [])):
         cursor.execute("SELECT has_any_column_privilege(%s::oid, %s)", (found.oid, right))
         if not cursor.fetchone()[0]:
@@ -100,11 +98,12 @@ def is_owner(cursor: Any, oid: int) -> bool:  # noqa: ANN401 - a cursor
 
 def lacking_for(cursor: Any, oid: int, written: Collection[str], mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
     """Say what is missing for these columns: rights on each, and on the sequences that fill those which are lacking."""
-    for right in ("INSERT", *(["UPDATE"] if mode.key else [])):
+    changed = [name for name in written if mode.key and name not in mode.key]
+    for right, columns in (("INSERT", written), ("UPDATE", changed)):
         cursor.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND attname = ANY(%s)"
             " AND NOT has_column_privilege(attrelid, attnum, %s) ORDER BY attnum LIMIT 1",
-            (oid, list(written), right),
+            (oid, list(columns), right),
         )
         if row := cursor.fetchone():
             yield f"the account that promotes has no {right} on column {row[0]!r}; grant it"

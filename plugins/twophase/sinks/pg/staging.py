@@ -10,7 +10,7 @@ runs twice, or whose reply is lost, is in the table once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable, TwophaseError
@@ -67,11 +67,20 @@ def parts_of(table: Table) -> Table:
 Columns = dict[str, tuple[str, Loading]]
 
 
-def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: bool, changes: bool = False) -> Columns:
+def plan(  # noqa: PLR0913 - what is known of the output and the target
+    which: str,
+    schema: Schema,
+    target: dict[str, str] | None,
+    *,
+    create: bool,
+    changes: bool = False,
+    bases: Mapping[str, str] | None = None,
+) -> Columns:
     """Say for each column which type it has in Postgres and how it gets there.
 
     `target` are the columns of the target, None if it is still to be made; with `create` what it lacks will be added.
-    With `changes` a column says what each row means, which is none of the target's.
+    With `changes` a column says what each row means, which is none of the target's. `bases` are the types below those
+    that are domains: what is loaded as one is a value of the domain once it is in the staging table.
     """
     found: Columns = {}
     if changes:
@@ -85,13 +94,20 @@ def plan(which: str, schema: Schema, target: dict[str, str] | None, *, create: b
         if column.name.lower() == CHECKPOINT:
             msg = f"{which}: a column cannot be named {column.name!r}: the checkpoint's is; rename or drop it"
             raise ConfigError(msg)
+        if (size := len(column.name.encode())) > database.NAME_BYTES:
+            msg = f"{which}: column {column.name[:40]!r}… has a name of {size} bytes, and PostgreSQL cuts names after"
+            msg = f"{msg} {database.NAME_BYTES}; rename it"
+            raise ConfigError(msg)
         made = create and column.name not in (target or {})
         postgres = types.created(column.type) if made else (target or {}).get(column.name)
         if postgres is None:
             what = "no type of Postgres' holds it" if made else "the target has no such column"
             msg = f"{which}: column {column.name!r} is {column.type}: {what}; cast, rename or drop it"
             raise ConfigError(msg)
-        how = types.loading(column.type, postgres)
+        base = (bases or {}).get(column.name)
+        how = types.loading(column.type, base or postgres)
+        if how and base:
+            how = how._replace(staged=how.staged or base)
         if how is None:
             msg = f"{which}: column {column.name!r} is {column.type} and does not fit the target's {postgres}; cast it"
             raise ConfigError(msg)
@@ -249,7 +265,7 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
         elif key:
             _check_key(cursor, which, table, key)
         cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
-    except psycopg2.DataError as error:
+    except (psycopg2.DataError, psycopg2.IntegrityError) as error:  # the second is a domain's
         msg = f"{which}: the target database refuses a value: {database.one_line(error)}; correct it in the transform"
         raise BadValue(msg) from error
 

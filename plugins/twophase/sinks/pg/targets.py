@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from twophase.core.checkpoint import Key
-from twophase.sinks.pg import staging
+from twophase.sinks.pg import demands, staging
 from twophase.sinks.pg.database import Table
 
 
@@ -55,6 +55,8 @@ def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa
     """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
     from psycopg2 import sql
 
+    if found := demands.kind_of(cursor, target):
+        fit(cursor, found.oid, staged)
     if old := partition_of(cursor, target, key.checkpoint_id):
         cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(target.sql, old.sql))
         cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(old.sql))  # as staging.drop does
@@ -65,6 +67,37 @@ def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa
     cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.sql, sql.Identifier(named.name)))
     told = sql.Literal(f"checkpoint {key.checkpoint_id} of {target}, revision {key.revision} of {key.pipeline}")
     cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(named.sql, told))
+
+
+def fit(cursor: Any, oid: int, staged: Table) -> None:  # noqa: ANN401 - a cursor
+    """Give a staging table what a partition has to have like its table: columns, NOT NULL and CHECK.
+
+    What it has already is left alone, so it may be repeated, and comes to nothing if the target has not changed since.
+    """
+    from psycopg2 import sql
+
+    own = demands.kind_of(cursor, staged)
+    if own is None:
+        return
+    there = {column.name: column for column in demands.columns_of(cursor, own.oid)}
+    changes = [
+        sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(name), sql.SQL(definition))
+        for name, definition in demands.definitions_of(cursor, oid).items()
+        if name not in there
+    ]
+    changes += [
+        sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(column.name))
+        for column in demands.columns_of(cursor, oid)
+        if column.not_null and not (column.name in there and there[column.name].not_null)
+    ]
+    names = {check.name for check in demands.checks_of(cursor, own.oid)}
+    changes += [
+        sql.SQL("ADD CONSTRAINT {} {}").format(sql.Identifier(check.name), sql.SQL(check.definition))
+        for check in demands.checks_of(cursor, oid)
+        if check.name not in names
+    ]
+    if changes:
+        cursor.execute(sql.SQL("ALTER TABLE {} {}").format(staged.sql, sql.SQL(", ").join(changes)))
 
 
 def partition_name(staged: Table) -> Table:
