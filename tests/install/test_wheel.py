@@ -153,7 +153,7 @@ def test_the_page_on_existing_airflows_does_what_it_shows(place: Path, dsn: str)
         AIRFLOW__CORE__LOAD_EXAMPLES="False",
     )  # fmt: skip
 
-    assert re.search(r"^word_count +1 +1 COMMITTED ", said, re.MULTILINE), said
+    assert re.search(r"^ +1 +1 COMMITTED +1 +1 ", said, re.MULTILINE), said
     assert "(connection twophase_committer)" in said
     assert re.search(rf"^airflow +3\.\d+\.\d+ in {place}, LocalExecutor$", said, re.MULTILINE)
     assert re.search(r"^plugin +loaded$", said, re.MULTILINE)
