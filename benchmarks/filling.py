@@ -82,8 +82,8 @@ def fill(name: str, dsn: str, checkpoints: int) -> None:
     administer(dsn, "VACUUM ANALYZE", "CHECKPOINT")
 
 
-def fill_table(name: str, checkpoints: int) -> None:
-    """Put as many checkpoint folders into the table, with their manifests beside it."""
+def fill_table(name: str, checkpoints: int, *, data: bool = True) -> None:
+    """Put as many checkpoint folders into the table, with or without a file in each, and their manifests beside it."""
     sink = pipeline(name).writes["lake"]
     sink.prepare()
     table = Path(sink.location())
@@ -91,6 +91,7 @@ def fill_table(name: str, checkpoints: int) -> None:
     for checkpoint_id in range(1, checkpoints + 1):
         folder = table / f"checkpoint={checkpoint_id:08d}"
         folder.mkdir()
-        link_files(folder, "part-r1-a1", 1)
+        if data:
+            link_files(folder, "part-r1-a1", 1)
         (folder / f"_manifest.r1.a1.{checkpoint_id:016x}").touch()
         (manifests / f"{checkpoint_id:08d}.r1.a1.json").write_text("{}\n")
