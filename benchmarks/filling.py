@@ -93,5 +93,6 @@ def fill_table(name: str, checkpoints: int, *, data: bool = True) -> None:
         folder.mkdir()
         if data:
             link_files(folder, "part-r1-a1", 1)
-        (folder / f"_manifest.r1.a1.{checkpoint_id:016x}").touch()
-        (manifests / f"{checkpoint_id:08d}.r1.a1.json").write_text("{}\n")
+        revision = 2 if checkpoint_id % REPLAYED == 0 or checkpoint_id % FAILED == 1 else 1
+        (folder / f"_manifest.r{revision}.a1.{checkpoint_id:016x}").touch()
+        (manifests / f"{checkpoint_id:08d}.r{revision}.a1.json").write_text("{}\n")
