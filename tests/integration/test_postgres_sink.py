@@ -105,6 +105,37 @@ def test_staged_rows_are_invisible_and_promoted_at_once_with_their_marker(target
     assert list(staged.sink.verify(staged.output)) == []
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_a_percent_sign_in_a_name_is_part_of_the_name(target: Any, mode: str) -> None:
+    """psycopg2 would take it for the place of a value: in the name of a table, a schema or a column."""
+    target.execute('CREATE SCHEMA "s%s"')
+    schema = (Column("id%(x)s", "bigint"), Column("w%d", "string"))
+    more: dict[str, Any] = {"key": ["id%(x)s"]} if mode == "upsert" else {}
+    sink = sinks.Postgres("s%s.100% of %s", conn_id="dwh", create=True, mode=mode, **more)
+    sink.prepare()
+
+    def promoted(key: Key, older: Output | None = None) -> Output:
+        handle = sink.place(key, 1, "t0ken", older=older)
+        columns = sink.open(key, "dwh", handle, schema)
+        arrays = [pa.array([1, 2], pa.int64()), pa.array(["a", f"r{key.revision}"])]
+        batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema])
+        list(Loader(psql_dsn(), Table(*handle["staging"]))(iter([batch])))
+        manifest = sink.seal(key, "dwh", handle, schema, columns)
+        sink.check(key, handle, manifest)
+        assert sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+        assert sink.find(key, handle, manifest).outcome is Outcome.ALREADY_PROMOTED
+        return Output(key, 1, handle, manifest)
+
+    first = promoted(KEY)
+    second = promoted(KEY._replace(revision=2), first)
+
+    assert rows(target, 'SELECT "id%(x)s", "w%d" FROM "s%s"."100% of %s" ORDER BY 1') == [(1, "a"), (2, "r2")]
+    assert list(sink.verify(second)) == []
+    assert list(sink.strangers([second])) == []
+    assert sink.staged(second.key, second.handle, second.manifest) is not None
+    assert list(sink.attempts()) == []
+
+
 def test_a_partition_that_spark_runs_twice_is_loaded_once(target: Any) -> None:
     sink = declared()
     staged = Staged(sink, [(1, "a"), (2, "b")])

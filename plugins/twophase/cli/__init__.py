@@ -12,13 +12,44 @@ import typer
 from typer.core import TyperGroup
 
 from twophase.cli import backfill, care, demo, diff, local, people, reconcile, record, run, status
-from twophase.core.errors import TwophaseError
+from twophase.core.errors import ConfigError, TwophaseError
 
 __all__ = ["app", "main"]
 
 
+#: What the record's columns can hold: the number of a checkpoint, and of a revision.
+LARGEST = 2**63 - 1
+LARGEST_REVISION = 2**31 - 1
+#: The longest text that means anything: a path.
+LONGEST = 4096
+
+
+def _plain(ctx: Any, parameter: Any, value: Any) -> Any:  # noqa: ANN401 - typer's own
+    """Refuse a number that the record cannot hold, and a text that no name, path or reason can be."""
+    largest = LARGEST_REVISION if parameter.name in {"revision", "against"} else LARGEST
+    for one in value if isinstance(value, list | tuple) else [value]:
+        problem = None
+        if isinstance(one, int) and one > largest:
+            problem = f"expected at most {largest}, found {one}"
+        elif isinstance(one, str) and len(one) > LONGEST:
+            problem = f"expected at most {LONGEST} characters, found {len(one)}"
+        elif isinstance(one, str) and ("\0" in one or any("\ud800" <= character <= "\udfff" for character in one)):
+            problem = "expected text in UTF-8, without NUL"
+        if problem:
+            raise typer.BadParameter(problem, ctx, parameter)
+    return value
+
+
 class Commands(TyperGroup):
     """Says in one line what went wrong; only what nobody expected keeps its traceback."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own
+        """Find a command, whose numbers fit into the record and whose texts are texts, whatever each of them says."""
+        found = super().get_command(ctx, cmd_name)
+        for parameter in found.params if found is not None else ():
+            if parameter.callback is None:
+                parameter.callback = _plain
+        return found
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own context
         """Run the command that was asked for."""
@@ -29,6 +60,11 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except TwophaseError as caught:
             print_error(caught)
+            raise typer.Exit(1) from None
+        except BrokenPipeError:
+            raise  # whoever read has gone; click ends quietly
+        except OSError as caught:  # what the machine refuses: a folder that is a file, a missing right
+            print_error(ConfigError(f"{caught.filename or 'the system'}: {caught.strerror or caught}"))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             complain("interrupted")

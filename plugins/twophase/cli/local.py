@@ -39,7 +39,9 @@ def place(dsn: str) -> str:
 
 def up(
     *,
-    port: Annotated[int | None, typer.Option(help="Port of Airflow on 127.0.0.1; 8080 unless said.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of Airflow on 127.0.0.1; 8080 unless said.")
+    ] = None,
     no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Start PostgreSQL only.")] = False,
 ) -> None:
     """Start PostgreSQL, the record in it, and an Airflow under a supervisor; wait until all is healthy."""
