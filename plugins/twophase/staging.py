@@ -13,7 +13,7 @@ from twophase.auditing import audit
 from twophase.core import errors
 from twophase.core.checkpoint import Input, Json, Participant, Revision
 from twophase.core.coordinator import Coordinator
-from twophase.core.errors import AttemptFailed, NoSpace, SchemaChanged
+from twophase.core.errors import AttemptFailed, InputChanged, NoSpace, SchemaChanged
 from twophase.core.failpoints import hit
 from twophase.core.knowledge import check_known
 from twophase.core.lease import Lease
@@ -115,8 +115,12 @@ class Staging:
         )
 
     def _check_input(self, plan: Plan) -> None:
-        for name in plan.reads:
-            self.pipeline.reads[name].check(plan.fixed(name))
+        try:
+            for name in plan.reads:
+                self.pipeline.reads[name].check(plan.fixed(name))
+        except InputChanged as changed:
+            msg = f"checkpoint {plan.key}: {changed}"
+            raise InputChanged(msg) from changed
 
     def _vote(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
         """Check what was staged against storage, and the input against what it was; then record the vote."""
@@ -177,5 +181,6 @@ def read_result(plan: Plan, result: Path, logged: Path | str, code: int) -> Mapp
         kind = AttemptFailed
     if "No space left on device" in found["error"]:
         kind = NoSpace
-    msg = f"{where}: {found['error']}; the log is {logged}"
+    said = found["error"].removeprefix(f"checkpoint {plan.key}: ")
+    msg = f"{where}: {said}; the log is {logged}"
     raise kind(msg)

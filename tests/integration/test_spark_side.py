@@ -23,7 +23,7 @@ from spark_session import CHEAP
 from twophase import sinks
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, Json, Key
-from twophase.core.errors import AttemptFailed, BadRecord, ConfigError, InputChanged, SchemaChanged
+from twophase.core.errors import AttemptFailed, BadRecord, ConfigError, InputChanged, NoSpace, SchemaChanged
 from twophase.core.slots import Slot, between
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval, Lookup
@@ -373,6 +373,19 @@ def test_a_users_own_error_goes_through(spark: SparkSession, landing: Path) -> N
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
+        stage(spark, plan(words()), transform)
+
+
+def test_a_full_disk_is_told_as_such_and_not_as_an_error_of_java(spark: SparkSession, landing: Path) -> None:
+    """Wherever in Spark it was met: a person has to make room, not to read a stack."""
+    put(landing, "a.json", '{"n": 1}')
+
+    def transform(words: DataFrame) -> DataFrame:
+        java: Any = spark._jvm
+        java.java.io.FileOutputStream("/dev/full").write(1)
+        return words
+
+    with pytest.raises(NoSpace, match=r"checkpoint wc/17 r1: attempt 3: No space left on device, .*; make room"):
         stage(spark, plan(words()), transform)
 
 

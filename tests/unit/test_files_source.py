@@ -210,7 +210,8 @@ def test_a_grown_file_is_named_with_what_was_expected_and_found(landing: Path) -
     put(landing, "a", "1234", mtime=2)
 
     with pytest.raises(
-        InputChanged, match=r"source landing: file a: expected 3 bytes modified at 1\.0+, found 4 bytes"
+        InputChanged,
+        match=r"source landing: file a: expected 3 bytes of 1970-01-01 00:00:01\.0+ UTC, found 4 bytes",
     ):
         source().check(fixed)
 

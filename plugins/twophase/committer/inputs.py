@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from twophase.committer import claims as slot_claims
 from twophase.committer import queries
 from twophase.committer import tables as t
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, looks
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
 from twophase.core.ports import Committed, Look
@@ -301,9 +301,9 @@ class Inputs:
         for row in self.connection.execute(query, values):
             if row.checkpoint_id is not None:
                 msg = (
-                    f"source {source!r}: file {row.path!r} belongs to checkpoint {pipeline}/{row.checkpoint_id} and has"
-                    f" changed since: expected {row.old_size} bytes of {row.old_mtime_ns}, found {row.size} bytes of"
-                    f" {row.mtime_ns}; put the file back, or bring new records under a new name"
+                    f"checkpoint {pipeline}/{row.checkpoint_id}: source {source!r}: its file {row.path!r} has changed"
+                    f" since: expected {looks(row.old_size, row.old_mtime_ns)}, found {looks(row.size, row.mtime_ns)};"
+                    f" put the file back as it was, or bring new records under a new name"
                 )
                 raise InputChanged(msg)
             new.append(InputFile(row.path, row.size, row.mtime_ns))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from twophase.core.states import State
 
 Json = Mapping[str, Any]
+
+#: The year 9999: Python has no later one.
+_LAST = 253_370_764_800
 
 
 class InputFile(NamedTuple):
@@ -18,6 +21,13 @@ class InputFile(NamedTuple):
     path: str
     size: int
     mtime_ns: int
+
+
+def looks(size: int, mtime_ns: int) -> str:
+    """Say what a file looks like, its time as people read it."""
+    seconds, rest = divmod(mtime_ns, 10**9)
+    moment = datetime.fromtimestamp(seconds, UTC) if 0 <= seconds < _LAST else None
+    return f"{size} bytes of {f'{moment:%Y-%m-%d %H:%M:%S}.{rest:09d} UTC' if moment else f'{mtime_ns} ns'}"
 
 
 class Known(NamedTuple):

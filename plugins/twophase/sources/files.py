@@ -9,14 +9,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from twophase.core.checkpoint import Input, InputFile, Known
+from twophase.core.checkpoint import Input, InputFile, Known, looks
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
 from twophase.sinks import disk
 from twophase.sinks.disk import identity
 from twophase.sources import survey
-from twophase.sources.listing import unreadable, words
+from twophase.sources.listing import unreadable
 from twophase.sources.quarantine import Quarantine
 from twophase.sources.reading import FixedFiles
 from twophase.sources.survey import Found
@@ -213,7 +213,7 @@ class Files(FixedFiles):
 
     def _occupied(self, source: str, target: str) -> ConfigError:
         there = identity(target)
-        found = "nothing any more" if there is None else words(*there)
+        found = "nothing any more" if there is None else looks(*there)
         msg = f"{self.who}: {source} cannot go to {target}, which holds {found}; move one of them away"
         return ConfigError(msg)
 

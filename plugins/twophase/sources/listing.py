@@ -77,8 +77,3 @@ def check_name(root: str, path: str, who: str) -> None:
         both = f"both ':' and {found[0]!r}"
         msg = f"{who}: file {path}: Spark cannot read a path with {both}; rename the file"
         raise ConfigError(msg)
-
-
-def words(size: int, mtime_ns: int) -> str:
-    """Say what a file looks like."""
-    return f"{size} bytes modified at {mtime_ns / 1e9:.6f}"

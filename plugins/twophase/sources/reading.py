@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from twophase.core.checkpoint import Input, InputFile
+from twophase.core.checkpoint import Input, InputFile, looks
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.settings import data_path
 from twophase.sinks.paths import listed_in_the_driver, literal
 from twophase.sinks.storage import DISK, Storage
 from twophase.sources import bad_records
 from twophase.sources.base import Sifted, Source
-from twophase.sources.listing import words
 from twophase.sources.quarantine import Quarantine, sift
 from twophase.sources.scanning import Reading
 
@@ -152,9 +151,9 @@ class FixedFiles(FileFormat):
         """Raise InputChanged for the first file that is not what it was."""
         for file, now in zip(fixed.files, self.storage.identities(self.paths(fixed)), strict=True):
             if now != (file.size, file.mtime_ns):
-                found = "nothing" if now is None else words(*now)
+                found = "nothing" if now is None else looks(*now)
                 msg = (
-                    f"{self.who}: file {file.path}: expected {words(file.size, file.mtime_ns)}, found {found}; "
+                    f"{self.who}: file {file.path}: expected {looks(file.size, file.mtime_ns)}, found {found}; "
                     f"{self.to_restore}"
                 )
                 raise InputChanged(msg)

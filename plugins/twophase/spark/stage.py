@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json
 from twophase.core.declared import import_path
-from twophase.core.errors import ConfigError, SchemaChanged, TwophaseError
+from twophase.core.errors import ConfigError, NoSpace, SchemaChanged, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Schema, schema_changes
+from twophase.core.settings import spark_jobs
 from twophase.sinks.base import Sink
+from twophase.sources.bad_records import text_of
 from twophase.sources.base import Sifted, Source
 from twophase.spark.plan import Plan
 
@@ -27,6 +29,9 @@ RESERVED = frozenset({"spark", "context", "state"})
 
 #: Whether the number of partitions of what is kept may follow from its rows; planned when it is kept.
 COALESCED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+
+#: What Linux says, in whatever is thrown.
+NO_SPACE = "No space left on device"
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -82,7 +87,11 @@ def _function(plan: Plan, given: Callable[..., Any] | None) -> Callable[..., Any
     if plan.transform is None:
         msg = f"pipeline {plan.pipeline}: no transform; declare one as 'module:function'"
         raise ConfigError(msg)
-    found = import_path(plan.transform)
+    try:
+        found = import_path(plan.transform)
+    except ConfigError as error:
+        msg = f"pipeline {plan.pipeline}: {error}; looked in {spark_jobs()} (TWOPHASE_SPARK_JOBS) and on Python's path"
+        raise ConfigError(msg) from error
     if not callable(found):
         kind = type(found).__name__
         msg = f"pipeline {plan.pipeline}: transform {plan.transform!r}: expected a function, found {kind}"
@@ -197,13 +206,20 @@ def _kept(frame: DataFrame) -> DataFrame:
 
 @contextmanager
 def _explained(plan: Plan, sources: Mapping[str, Source]) -> Iterator[None]:
-    """Ask the sources what an error of Spark means; one that is not about input goes through as it is."""
+    """Say what an error of Spark means: a full disk, or what the sources know; any other goes through as it is."""
     try:
         yield
     except TwophaseError:
         raise
     except Exception as error:
+        if NO_SPACE in text_of(error):
+            msg = (
+                f"checkpoint {plan.key}: attempt {plan.attempt}: {NO_SPACE}, where a sink stages or below "
+                f"spark.local.dir; make room (`twophase sweep` removes what is dead), and run again"
+            )
+            raise NoSpace(msg) from error
         for name, source in sources.items():
             if explanation := source.explain(plan.fixed(name), error):
-                raise explanation from error
+                msg = f"checkpoint {plan.key}: {explanation}"
+                raise type(explanation)(msg) from error
         raise
