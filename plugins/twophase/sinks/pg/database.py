@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core import connections
@@ -91,11 +92,37 @@ def session(conn_id: str) -> Iterator[Session]:
         "default_transaction_isolation": r"read\ committed",
     }
     ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    opened = psycopg2.connect(dsn(conn_id, ours), connect_timeout=_CONNECT_SECONDS, application_name="twophase")
+    opened = psycopg2.connect(
+        dsn(conn_id, ours),
+        connect_timeout=_CONNECT_SECONDS,
+        application_name="twophase",
+        cursor_factory=_cursor_class(),
+    )
     try:
         yield opened
     finally:
         opened.close()
+
+
+@cache
+def _cursor_class() -> type[Any]:
+    """Return a cursor to which a `%` in the name of a table or a column is no placeholder.
+
+    psycopg2 looks for those in the whole statement once it has values to fill in, names included.
+    """
+    import psycopg2.extensions
+    from psycopg2 import sql
+
+    def escaped(part: Any) -> Any:  # noqa: ANN401 - a part of a statement, or its text
+        if isinstance(part, sql.Identifier):
+            return sql.Identifier(*(name.replace("%", "%%") for name in part.strings))
+        return sql.Composed(map(escaped, part.seq)) if isinstance(part, sql.Composed) else part
+
+    class Cursor(psycopg2.extensions.cursor):
+        def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002, ANN401 - psycopg2's own
+            super().execute(query if vars is None else escaped(query), vars)
+
+    return Cursor
 
 
 @contextmanager
