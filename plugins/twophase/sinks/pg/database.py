@@ -118,7 +118,7 @@ def _cursor_class() -> type[Any]:
             return sql.Identifier(*(name.replace("%", "%%") for name in part.strings))
         return sql.Composed(map(escaped, part.seq)) if isinstance(part, sql.Composed) else part
 
-    class Cursor(psycopg2.extensions.cursor):
+    class Cursor(psycopg2.extensions.cursor):  # type: ignore[misc]  # psycopg2 has no types
         def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002, ANN401 - psycopg2's own
             super().execute(query if vars is None else escaped(query), vars)
 
