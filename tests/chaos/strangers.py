@@ -106,7 +106,7 @@ def _restore_delta(replaced: str) -> None:
         for version in range(found.version(), 0, -1)
         if any(replaced in uri for uri in DeltaTable(found.table_uri, version=version).file_uris())
     )
-    found.restore(version)
+    found.restore(version, ignore_missing_files=True)  # others vacuum what is theirs
 
 
 def _restore_iceberg(replaced: str) -> None:

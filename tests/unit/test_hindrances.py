@@ -47,6 +47,7 @@ def test_the_ways_out_fit_what_stands_in_the_way(found: dict[str, Hindrance], sa
         ({"lake": LOST}, "twophase restage orders 9 --reason …"),
         ({"dwh": REFUSED}, "twophase restage orders 9 --sink dwh --reason …"),
         ({"dwh": FOREIGN, "lake": LOST}, "twophase reconcile orders"),
+        ({"dwh": REWRITTEN}, "twophase verify orders"),
     ],
 )
 def test_one_command_stands_for_them_in_a_listing(found: dict[str, Hindrance], said: str) -> None:

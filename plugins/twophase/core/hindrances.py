@@ -64,4 +64,5 @@ def restaging(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) 
 
 def command(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -> str:
     """Return the one command that gets a parked revision further, or shows what is to be mended first."""
-    return restaging(pipeline, checkpoint_id, hindrances) or f"twophase reconcile {pipeline}"
+    shows = "reconcile" if Hindrance.FOREIGN in hindrances.values() else "verify"
+    return restaging(pipeline, checkpoint_id, hindrances) or f"twophase {shows} {pipeline}"
