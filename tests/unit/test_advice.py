@@ -101,9 +101,11 @@ def test_nothing_is_advised_of_what_is_over(state: State) -> None:
     assert advise(replace(OPEN, state=state)) is None
 
 
+@pytest.mark.parametrize("leased", [True, False])
 @pytest.mark.parametrize("kind", Hindrance)
-def test_a_parked_revision_is_told_its_ways_out_once(kind: Hindrance) -> None:
-    advice = advise(replace(OPEN, state=State.COMMITTING, parked=True, hindrances={"lake": kind}))
+def test_a_parked_revision_is_told_its_ways_out_once(kind: Hindrance, leased: bool) -> None:
+    """Also right after it was parked, when the lease of the run that did so has not run out yet."""
+    advice = advise(replace(OPEN, state=State.COMMITTING, parked=True, leased=leased, hindrances={"lake": kind}))
 
     assert advice
     assert advice.command

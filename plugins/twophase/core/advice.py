@@ -53,12 +53,12 @@ class Standing:
 
 def advise(found: Standing) -> Advice | None:
     """Say what gets a revision further; None: there is nothing to do about it."""
-    if found.leased:
-        return Advice(f"Run {found.run} works on it.")
-    if found.parked:
+    if found.parked:  # also while the lease of the run that parked it has not run out yet
         of = (found.key.pipeline, found.key.checkpoint_id, found.hindrances)
         words = f"It is decided, and cannot be promoted without a person: {hindrances.ways_out(*of)}."
         return Advice(words, hindrances.command(*of))
+    if found.leased:
+        return Advice(f"Run {found.run} works on it.")
     return _undecided(found) if found.state in UNDECIDED else _decided(found)
 
 
