@@ -13,7 +13,7 @@ import pytest
 
 import lake_promises
 import scenarios
-from chaos import test_sink_crashes
+from chaos import test_restored_record, test_sink_crashes
 from chaos.ways import WAYS
 from factories import land_words
 from processes import call
@@ -45,8 +45,10 @@ def test_every_failpoint_that_is_not_met_here_is_met_on_another_way() -> None:
     of_sinks = {point for kinds in test_sink_crashes.KINDS for point in test_sink_crashes.points(kinds)}
 
     of_tables = set(lake_promises.POINTS)
+    of_restored = set(test_restored_record.POINTS)
 
-    assert {point for way in WAYS for point in way.points} | of_sinks | of_tables >= scenarios.ELSEWHERE
+    met = {point for way in WAYS for point in way.points} | of_sinks | of_tables | of_restored
+    assert met >= scenarios.ELSEWHERE
 
 
 @pytest.mark.parametrize("action", ["kill", "raise"])

@@ -23,9 +23,9 @@ from twophase.core.errors import (
     ConfigError,
     IllegalTransition,
     InputChanged,
-    ManifestMismatch,
     NothingCommitted,
     Parked,
+    RecordBehind,
     SchemaChanged,
 )
 from twophase.core.settings import data_path
@@ -384,7 +384,7 @@ def test_a_table_that_another_record_wrote_is_never_taken_for_ours(home: Path, r
     land_words(start=1)
 
     for _ in range(2):
-        with Runner(words_pipeline(), PreStaged()) as runner, pytest.raises(ManifestMismatch):
+        with Runner(words_pipeline(), PreStaged()) as runner, pytest.raises(RecordBehind):
             runner.run()
 
     assert counted(visible("lake/words")) == before
