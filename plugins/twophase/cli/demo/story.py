@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase.cli.demo import proof
-from twophase.cli.output import busy, listing, state
+from twophase.cli.output import busy, by_sink, listing, state
 from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
 from twophase.core.settings import data_path
 
@@ -132,7 +132,8 @@ class Story(ABC):
         self.head("The commit table")
         record = self.record()
         hidden = {"run_id"} | ({"kind"} if all(row["kind"] == "regular" for row in record) else set())
-        listing(record, [column for column in CHECKPOINTS if column[1] not in hidden])
+        rows = [{**row, "by_sink": by_sink(row)} for row in record]
+        listing(rows, [column for column in CHECKPOINTS if column[1] not in hidden])
         self.head("The proof", ": the input, counted in plain Python, against the table, read with pyarrow")
         made, seen = proof.expected(self.inputs), proof.read(self.table)
         self._totals(made, seen)
