@@ -296,7 +296,7 @@ def test_a_known_file_with_other_content_is_a_loud_error(home: Path) -> None:
         runner.run()
         land("000000.json", [{"id": 5, "word": "w", "frequency": 1}] * 3)
 
-        with pytest.raises(InputChanged, match=r"'000000\.json' belongs to checkpoint words/1"):
+        with pytest.raises(InputChanged, match=r"checkpoint words/1: .* its file '000000\.json' has changed"):
             runner.run()
 
 
