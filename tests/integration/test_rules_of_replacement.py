@@ -1203,7 +1203,7 @@ def test_r11_a_sweeper_killed_while_it_removes_a_replaced_revision_leaves_nothin
     bench.replaced()
     bench.age()
 
-    def killed(path: Path) -> None:
+    def killed(path: Path, **_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as dying:

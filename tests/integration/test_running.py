@@ -234,7 +234,7 @@ def test_a_transform_that_raises_leaves_one_line_in_the_record_and_the_range_to_
     with pytest.raises(ValueError, match="the first line"):
         twophase.run(words_pipeline(transform=broken), spark)
     assert visible("lake/words") == []
-    assert shown(record, 1)["error"] == "ValueError: the first line"
+    assert shown(record, 1)["error"] == "ValueError: the first line and a second one"
 
     done = twophase.run(words_pipeline(transform=copy), spark)
 
