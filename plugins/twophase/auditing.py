@@ -51,7 +51,7 @@ def audit(
                 hit("audit.after")
                 log.log(logging.INFO if verdict.passed else logging.WARNING, "%s: audit %s", attempt.key, reason)
                 if not yes:
-                    refused.append(f"{name}: {verdict.text}")
+                    refused.append(f"{name}{verdict.text.removeprefix(found.name)}")  # which begins with it
     if refused:
         msg = f"checkpoint {attempt.key}: {'; '.join(refused)}; nothing became visible, correct it and run again"
         raise AuditFailed(msg)

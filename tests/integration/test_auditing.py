@@ -56,7 +56,8 @@ def test_audits_that_pass_are_votes_in_the_record(record: PostgresRecord) -> Non
 def test_one_no_leaves_nothing_visible_and_says_why_with_rows(record: PostgresRecord) -> None:
     runner = runner_of(record, audits.not_null("word"), audits.row_count(minimum=99), change=without_words)
 
-    with pytest.raises(AuditFailed, match=r"lake: not_null\(word\).*; lake: row_count.*99.*nothing became visible"):
+    once = r"r1: lake: not_null\(word\): expected .*; lake: row_count: expected .*99.*nothing became visible"
+    with pytest.raises(AuditFailed, match=once):
         runner.run()
 
     assert visible("lake/words") == []

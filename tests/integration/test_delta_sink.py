@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_a_table_with_deletion_vectors_is_refused(sink: Delta) -> None:
     with pytest.raises(ConfigError, match="feature deletionVectors"):
         sink.prepare()
     assert stage(sink, 2).promote().outcome is Outcome.FAILED
+
+
+def test_a_library_that_is_lacking_is_named_with_its_interpreter(sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+
+    with pytest.raises(ConfigError, match=f"it needs deltalake, which {sys.executable} lacks; install"):
+        sink.prepare()
 
 
 def test_a_folder_with_something_else_in_it_is_refused(sink: Delta) -> None:

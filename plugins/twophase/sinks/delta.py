@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +101,7 @@ class Delta(Lake):
         try:
             import deltalake  # noqa: F401 - is it there?
         except ModuleNotFoundError as error:
-            msg = f"{self._who}: it needs deltalake; install twophase[delta]"
+            msg = f"{self._who}: it needs deltalake, which {sys.executable} lacks; install twophase[delta] there"
             raise ConfigError(msg) from error
         table = self.location()
         there = {name for name, _ in self.storage.entries(table)}

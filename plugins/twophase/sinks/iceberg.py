@@ -10,6 +10,7 @@ snapshot, and stays when snapshots expire. The files are beside the table's fold
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -136,7 +137,7 @@ class Iceberg(Lake):
         try:
             import pyiceberg  # noqa: F401 - is it there?
         except ModuleNotFoundError as error:
-            msg = f"{self._who}: it needs pyiceberg; install twophase[iceberg]"
+            msg = f"{self._who}: it needs pyiceberg, which {sys.executable} lacks; install twophase[iceberg] there"
             raise ConfigError(msg) from error
         super().prepare(slot)
 

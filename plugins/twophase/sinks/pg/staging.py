@@ -9,7 +9,9 @@ runs twice, or whose reply is lost, is in the table once.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -205,7 +207,10 @@ def _explained(which: str, error: Exception) -> Exception:
     if lacking := jdbc.lacks_driver(which, error):
         return lacking
     if missing := _NO_WHEEL.search(text):
-        return ConfigError(f"{which}: {missing[1]} is not there on an executor; install twophase[postgres] on all")
+        python = os.environ.get("PYSPARK_PYTHON") or sys.executable
+        return ConfigError(
+            f"{which}: {missing[1]} is lacking in {python} of an executor; install twophase[postgres] on all"
+        )
     if _AWAY.search(text):
         return SinkUnavailable(f"{which}: the target database went away while rows were staged; nothing was committed")
     if said := _SAID.search(text):
