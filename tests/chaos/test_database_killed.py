@@ -88,7 +88,7 @@ def moments(child: Child) -> list[str]:
 def kill_everywhere(own: Path, chosen: Callable[[list[str]], list[int]], *, outside: bool) -> None:
     child, rows = killed_at(ENOUGH, 0, own, outside=outside)
     known = moments(child)
-    assert {name.split()[0] for name in known} >= {"decide_commit", "_record_promotion", "_mark_committed"}
+    assert {name.split()[0] for name in known} >= {"decide_commit", "record_promotion", "_mark_committed"}
     for number, nth in enumerate(chosen(known), start=1):
         child, more = killed_at(nth, number, own, outside=outside)
         rows += more
@@ -105,7 +105,7 @@ def some(known: list[str]) -> list[int]:
     """Choose the three COMMITs that matter most, on either side, and one statement in the middle of a transaction."""
     wanted = [
         f"{step} {when}"
-        for step in ("decide_commit", "_record_promotion", "_mark_committed")
+        for step in ("decide_commit", "record_promotion", "_mark_committed")
         for when in ("before COMMIT", "after COMMIT")
     ]
     return [known.index(name) + 1 for name in ("decide_commit after UPDATE", *wanted)]
@@ -127,7 +127,7 @@ def test_a_commit_survives_the_death_of_the_database_at_any_statement(outside: b
 # --- lost -------------------------------------------------------------------------------------------------------------
 
 #: The transactions of a run, and of a failed one, by the function that has them: each is resolved by asking again.
-RUN = ("begin", "attempt", "vote", "decide_commit", "_record_promotion", "_mark_committed", "settle")
+RUN = ("begin", "attempt", "vote", "decide_commit", "record_promotion", "_mark_committed", "_settle")
 FAILED = ("abort", "finish_abort")
 
 
@@ -204,7 +204,7 @@ def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
 
 
 #: The transactions of a replacement.
-REPLACEMENT = ("replace", "attempt", "vote", "decide_commit", "_record_promotion", "_mark_committed")
+REPLACEMENT = ("replace", "attempt", "vote", "decide_commit", "record_promotion", "_mark_committed")
 
 
 def lose_of_each(how: str, function: Callable[[], None], home: Path, dsn: str, chosen: list[int]) -> None:
