@@ -97,7 +97,8 @@ def test_a_connection_that_is_not_defined_here_delays_only_its_own_sink(
     assert twophase("recover", "words", "--wait").exit_code == 0
 
     assert counted(sinking.held("files")) == counted(rows)
-    assert "pending: connection dwh: not found" in twophase("show", "words", "1").stdout
+    shown = twophase("show", "words", "1").stdout
+    assert "pending: connection dwh: not found" in shown, shown
     monkeypatch.setenv("AIRFLOW_CONN_DWH", connection)
     assert twophase("recover", "words", "--wait").exit_code == 0
     assert counted(sinking.held("postgres")) == counted(rows)

@@ -590,10 +590,10 @@ def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
 
 def _asked(key: Key, participant: Participant, question: Callable[[], Promotion]) -> Promotion:
     """Ask a sink, which may be anybody's: one that fails in any way cannot tell now, and holds up only itself."""
-    problems: list[str] = []
-    with alone(f"checkpoint {key}: sink {participant.name!r}", problems):
+    which, problems = f"checkpoint {key}: sink {participant.name!r}", list[str]()
+    with alone(which, problems):
         return question()
-    return Promotion(Outcome.RETRY_LATER, problems[0])
+    return Promotion(Outcome.RETRY_LATER, problems[0].removeprefix(f"{which}: "))  # who tells it names the sink
 
 
 def _unvoted(revision: Revision, participant: Participant) -> Promotion:
