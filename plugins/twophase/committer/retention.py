@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from twophase.core.checkpoint import Key, Revision
 from twophase.core.retention import Retention
-from twophase.core.states import ENDED
+from twophase.core.states import ENDED, State
 
 #: How many events go at once.
 BATCH = 10_000
@@ -59,11 +59,15 @@ def suspects(connection: Connection, pipeline: str) -> list[Revision]:
 
     One that went well with its first attempt is never among them: what it staged is what it promoted.
     """
-    from twophase.committer.record import REVISION, r, to_revision
-
-    doubtful = text("leftovers AND (epoch > 1 OR state IN ('ABORTING', 'ABORTED') OR swept_at IS NOT NULL)")
-    query = REVISION.where((r.pipeline == pipeline) & doubtful).order_by(r.checkpoint_id, r.revision)
-    return [to_revision(row) for row in connection.execute(query)]
+    query = text("""
+        SELECT checkpoint_id, revision, state, epoch, swept_at IS NOT NULL AS swept FROM twophase.revision
+        WHERE pipeline = :pipeline AND leftovers
+          AND (epoch > 1 OR state IN ('ABORTING', 'ABORTED') OR swept_at IS NOT NULL)
+        ORDER BY checkpoint_id, revision""")
+    return [
+        Revision(Key(pipeline, row.checkpoint_id, row.revision), State(row.state), row.epoch, swept=row.swept)
+        for row in connection.execute(query, {"pipeline": pipeline})
+    ]
 
 
 def mark_clean(connection: Connection, revisions: Collection[Revision]) -> None:
