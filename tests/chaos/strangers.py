@@ -32,12 +32,15 @@ from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, ManifestMismatch, Parked
 from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import recover
+from twophase.core.settings import home
 from twophase.local.opening import open_record
 from twophase.running import Runner, coordinator
 from twophase.sinks.lake import Lake
 
 KINDS = "upserted+delta+iceberg"
 TABLE = sinking.TABLES["upserted"]
+#: A file that lets strangers write nothing.
+PAUSE = "pause"
 #: What a library says when another writer was faster.
 OVERTAKEN = (CommitFailedError, CommitFailedException, ValidationException)
 Look = Callable[[], Iterable[tuple[int, str]]]
@@ -89,12 +92,14 @@ def _restore(coordinator: Coordinator) -> None:
     (parked,) = coordinator.transact(lambda tx: tx.unfinished("words"))
     assert set(parked.hindrances.values()) == {Hindrance.REWRITTEN}
     replaced = f"/{parked.checkpoint_id:08d}.r"
+    (home() / PAUSE).touch()  # nobody restores a table while others write to it
     for _ in polls(120):
         for kind in parked.hindrances:
             with suppress(*OVERTAKEN):
                 _RESTORE[kind](replaced)
         with suppress(Parked):
             coordinator.finish(parked.key)
+            (home() / PAUSE).unlink()
             return
     raise AssertionError(parked)
 
@@ -164,6 +169,8 @@ def disturb(kind: str, flag: Path, seed: int) -> None:
     deeds = DEEDS[kind]
     names, weights = zip(*((name, weight) for name, (weight, _) in deeds.items()), strict=True)
     for number in until(flag):
+        if flag.with_name(PAUSE).exists():
+            continue
         name = chosen.choices(names, weights)[0]
         try:
             deeds[name][1](number)
