@@ -33,8 +33,7 @@ from twophase.core.errors import ConfigError, ManifestMismatch, Parked
 from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import recover
 from twophase.core.settings import home
-from twophase.local.opening import open_record
-from twophase.running import Runner, coordinator
+from twophase.running import Runner
 from twophase.sinks.lake import Lake
 
 KINDS = "upserted+delta+iceberg"
@@ -133,20 +132,9 @@ def told(what: str) -> None:
 
 def assist(flag: Path) -> None:
     """Promote whatever is decided, as recovery does, until it is told to end."""
-    with closing_record() as protocol:
+    with Runner(sinking.pipeline(KINDS), PreStaged()) as runner:
         for _ in until(flag):
-            recover(protocol, decided_only=True)
-
-
-class closing_record:  # noqa: N801 - reads as a function
-    """A coordinator, and its record closed at the end."""
-
-    def __enter__(self) -> Any:
-        self.record = open_record()
-        return coordinator(self.record, sinking.pipeline(KINDS))
-
-    def __exit__(self, *_: object) -> None:
-        self.record.engine.dispose()
+            recover(runner.coordinator, decided_only=True)
 
 
 def until(flag: Path) -> Iterable[int]:
