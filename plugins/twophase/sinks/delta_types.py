@@ -9,7 +9,8 @@ from typing import Any
 
 from twophase.core.manifest import Column, Schema
 from twophase.sinks import types
-from twophase.sinks.rules import Part, Rule, quoted
+from twophase.sinks.paths import quoted
+from twophase.sinks.rules import Part, Rule
 
 #: Where Spark keeps that a column was declared with a length: in the log it is a string.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"

@@ -34,6 +34,11 @@ def listed_in_the_driver(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(_LISTING_THRESHOLD, before)
 
 
+def quoted(name: str) -> str:
+    """Return a column's name as Spark's SQL reads it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def ddl(schema: Iterable[Iterable[str]]) -> str:
     """Return the columns of a manifest as Spark reads them."""
-    return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in schema)
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from twophase.core.errors import BadValue, ConfigError
+from twophase.sinks.paths import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,11 +42,6 @@ class Part(NamedTuple):
     required: bool
     #: The function that makes a collection of it an array; None: it is a field.
     array: str | None = None
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as Spark's SQL reads it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def not_null(parts: Iterable[Part], parts_of: Callable[[Any], Iterable[Part]]) -> Iterator[Rule]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core import connections
 from twophase.core.errors import ConfigError
+from twophase.sinks.paths import quoted
 from twophase.sinks.pg import database
 from twophase.sinks.pg.database import Table
 
@@ -64,9 +65,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: Table, parts: Table)
         raise ConfigError(msg)
     with database.committed(conn_id) as cursor:
         cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} integer").format(table.sql, sql.Identifier(PART)))
-    columns = [
-        _written(functions.col(_quoted(field.name)), field.dataType, field.name) for field in frame.schema.fields
-    ]
+    columns = [_written(functions.col(quoted(field.name)), field.dataType, field.name) for field in frame.schema.fields]
     numbered = frame.select(*columns, functions.spark_partition_id().alias(PART))
     more = {
         "dbtable": f'"{table.schema}"."{table.name}"',  # both names are ours: letters, digits and _
@@ -129,10 +128,6 @@ def lacks_driver(which: str, error: Exception) -> ConfigError | None:
         f"{which}: the executors lack the ADBC wheel, and Spark PostgreSQL's JDBC driver; install"
         " twophase[postgres] where Spark runs, or add org.postgresql:postgresql to spark.jars.packages"
     )
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Output
 from twophase.core.manifest import widest
 from twophase.sinks import paths
+from twophase.sinks.paths import quoted
 from twophase.sinks.pg import database, jdbc, jdbc_reading, promoting, types
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.staging import CHECKPOINT, columns_of
@@ -36,7 +37,7 @@ def frame(spark: SparkSession, conn_id: str, target: Table, outputs: Sequence[Ou
     numbers = spark.createDataFrame(wanted, asked).repartition(max(len(wanted), 1))
     read = paths.ddl([*((column.name, column.spark) for column in columns), ("checkpoint", "bigint")])
     rows = numbers.mapInArrow(Reader(database.dsn(conn_id), target, columns), read)
-    found = [types.restored(column, functions.col("`" + column.name.replace("`", "``") + "`")) for column in columns]
+    found = [types.restored(column, functions.col(quoted(column.name))) for column in columns]
     return rows.select(*found, "checkpoint")
 
 

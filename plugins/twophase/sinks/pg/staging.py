@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable, TwophaseError
 from twophase.core.manifest import Column, Schema
+from twophase.sinks.paths import quoted
 from twophase.sinks.pg import database, jdbc, types
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.types import Loading
@@ -164,13 +165,12 @@ def converted(frame: DataFrame, columns: Columns) -> DataFrame:
     from pyspark.sql import functions
 
     def convert(name: str, postgres: str, how: Loading) -> Any:  # noqa: ANN401 - a Column
-        quoted = "`" + name.replace("`", "``") + "`"
-        column = functions.col(quoted)
+        column = functions.col(quoted(name))
         if how.spark is None:
             return column
         if how.spark == "json":
             return functions.to_json(column).alias(name)
-        fitting = functions.expr(f"try_cast({quoted} as {how.spark})")
+        fitting = functions.expr(f"try_cast({quoted(name)} as {how.spark})")
         told = functions.concat(
             functions.lit(f"twophase: column {name!r}: value "),
             column.cast("string"),
