@@ -71,6 +71,7 @@ class Verdict:
 class Audit(Declared):
     """One check. Subclasses say what it finds; what they were declared with is all that the record keeps."""
 
+    public_module = "twophase.audits"
     #: The name of the function that declares it.
     kind: ClassVar[str]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from twophase.audits import Audit
 from twophase.core import slots
+from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
 from twophase.core.retention import Retention
 from twophase.sinks.base import Sink
@@ -212,28 +213,16 @@ class Pipeline:
 
     def changes(self, old: Mapping[str, Any], pending: bool) -> list[str]:  # noqa: FBT001 - asked by the registry
         """Say in words what of this declaration cannot follow an older one, once there are checkpoints."""
-        new = self.declaration()
         problems = []
-        place = ("path", "table", "catalog", "committer", "idempotent")
-        kept = ("class", "format", "timezone", "partition_by", "slot_folder", "slot_column")
-        for what, fixed, while_pending in (
-            ("reads", ("class", "format", "timezone"), place),
-            ("writes", kept, (*place, "mode", "key", "attach")),
-        ):
-            one = what[:-1]
-            for name, before in old[what].items():
-                after = new[what].get(name)
-                if after is None and (what == "reads" or pending):
-                    why = "its input would be read again" if what == "reads" else "a checkpoint is pending in it"
-                    problems.append(f"{one} {name!r} is gone ({why})")
-                elif after is not None:
-                    moved = while_pending if pending else ()
-                    problems += [
-                        f"{one} {name!r}: {part} was {before.get(part)!r} and is now {after.get(part)!r}"
-                        + (" while a checkpoint is pending" if part in moved else "")
-                        for part in (*fixed, *moved)
-                        if before.get(part) != after.get(part)
-                    ]
+        parts: tuple[tuple[str, Mapping[str, Declared]], ...] = (("read", self.reads), ("write", self.writes))
+        for what, mine in parts:
+            for name, before in old[f"{what}s"].items():
+                if name in mine:
+                    changed = mine[name].changes(before, pending=pending)
+                    problems += [f"{what} {name!r}: {change}" for change in changed]
+                elif what == "read" or pending:
+                    why = "its input would be read again" if what == "read" else "a checkpoint is pending in it"
+                    problems.append(f"{what} {name!r} is gone ({why})")
         return problems
 
     def prepare(self, slot: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Parts are kept by import path and arguments, and come back equal or with a clear error."""
+"""Parts are kept by name and arguments, and come back equal or with a clear error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from twophase import sinks
-from twophase.core.declared import Declared, import_path
+from twophase import audits, committers, sinks, sources
+from twophase.core.declared import MOVED, Declared, current, import_path, public_name
 from twophase.core.errors import ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
@@ -33,7 +33,7 @@ def test_a_part_comes_back_from_its_declaration() -> None:
 
     assert isinstance(again, sinks.Files)
     assert again.declaration() == declaration
-    assert declaration["class"] == "twophase.sinks.files:Files"
+    assert declaration["class"] == "twophase.sinks:Files"
 
 
 def test_loading_leaves_the_declaration_as_it_was() -> None:
@@ -55,7 +55,7 @@ def test_a_relative_path_is_kept_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_part_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"twophase.sinks.files:Files: expected a subclass of twophase.sources.base"):
+    with pytest.raises(ConfigError, match=r"twophase.sinks:Files: expected a subclass of twophase.sources.base"):
         Source.load(sinks.Files("/lake/words").declaration())
 
 
@@ -107,3 +107,57 @@ def test_a_part_of_a_users_own_is_kept_by_its_import_path() -> None:
     declaration = Part("here", limit=3).declaration()
 
     assert declaration == {"class": f"{__name__}:Part", "path": "here", "limit": 3}
+
+
+# --- names that survive a move ---------------------------------------------------------------------------------------
+
+SHIPPED = [
+    *(getattr(sinks, name) for name in ("Delta", "Files", "Iceberg", "Postgres", "WriteAhead")),
+    *(getattr(sources, name) for name in ("Committed", "Files", "Interval", "Lookup")),
+    *(getattr(committers, name) for name in ("File", "Postgres")),
+    *(getattr(audits, name) for name in ("Expression", "Fresh", "NotNull", "RowCount", "Sql", "Unique", "ValuesIn")),
+]
+
+
+@pytest.mark.parametrize("cls", SHIPPED, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
+def test_a_shipped_part_is_kept_by_the_name_that_users_import_it_by(cls: type[Declared]) -> None:
+    """Modules may move then: no record has to be told."""
+    name = public_name(cls, cls.public_module)
+
+    assert name == f"{cls.public_module}:{cls.__qualname__}"
+    assert cls.public_module.count(".") == 1
+    assert import_path(name) is cls
+
+
+def test_a_part_of_a_users_own_is_not_taken_for_the_shipped_one_of_its_name() -> None:
+    class Files(sinks.Files):
+        pass
+
+    assert public_name(Files, Files.public_module) == f"{__name__}:{Files.__qualname__}"
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_name_in_a_record_of_an_earlier_version_is_still_understood(old: str) -> None:
+    assert import_path(old) is import_path(MOVED[old])
+
+
+def test_a_declaration_with_old_names_is_one_with_the_names_of_today() -> None:
+    """Its parts too: a write-ahead sink keeps the declaration of its committer inside its own."""
+    sink = sinks.WriteAhead("senders:Http", committer=committers.File(), path="/log")
+    new = sink.declaration()
+    old = {**new, "class": "twophase.sinks.write_ahead:WriteAhead"}
+    old["committer"] = {**new["committer"], "class": "twophase.sinks.committers:File"}
+
+    assert current(old) == new
+    assert Sink.load(old).declaration() == new
+    assert sink.changes(old, pending=True) == []
+
+
+def test_a_read_of_another_pipelines_table_stays_with_that_pipeline() -> None:
+    """Its position is a commit_seq of that pipeline: in another one it would mean something else."""
+    old = sources.Committed("orders", "lake").declaration()
+
+    assert sources.Committed("orders", "lake", max_checkpoints=3).changes(old, pending=True) == []
+    assert sources.Committed("bills", "lake").changes(old, pending=False) == [
+        "pipeline was 'orders' and is now 'bills'",
+    ]

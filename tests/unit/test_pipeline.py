@@ -293,7 +293,7 @@ def test_another_class_under_an_old_name_is_refused() -> None:
     old["writes"]["lake"]["class"] = "elsewhere:Sink"
 
     assert declare().changes(old, pending=False) == [
-        "write 'lake': class was 'elsewhere:Sink' and is now 'twophase.sinks.files:Files'"
+        "write 'lake': class was 'elsewhere:Sink' and is now 'twophase.sinks:Files'"
     ]
 
 

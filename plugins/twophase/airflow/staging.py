@@ -26,6 +26,7 @@ from twophase.airflow.sdk import AirflowException, AirflowRescheduleException, A
 from twophase.core import private
 from twophase.core.advice import APPROVAL
 from twophase.core.checkpoint import Json, Key, Revision
+from twophase.core.declared import import_path, public_name
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
@@ -228,7 +229,7 @@ class StagingOperator(BaseOperator):
 
     def adopts(self, job: Json) -> bool:
         """Say whether a job that the record keeps is one that this operator could adopt."""
-        return bool(job["operator"] == _path(type(self)))
+        return bool(import_path(job["operator"]) is type(self))
 
 
 class Submission:
@@ -298,7 +299,7 @@ class Submission:
             "attempt": self.attempt.epoch,
             "id": job_id,
             "folder": str(self.folder),
-            "operator": _path(type(self.operator)),
+            "operator": public_name(type(self.operator), "twophase.airflow"),
             **self.operator.kept(),
         }
         self.protocol.transact(lambda tx: tx.keep_job(self.attempt.key, epoch=self.attempt.epoch, job=job))
@@ -380,7 +381,3 @@ def _place(macro: str, name: str, plan: Plan, folder: Path) -> str:
     with private.open_file(listed, "w") as file:
         file.writelines(f"{path}\n" for path in paths)
     return str(listed)
-
-
-def _path(operator: type) -> str:
-    return f"{operator.__module__}:{operator.__qualname__}"

@@ -1,30 +1,67 @@
-"""Parts that a user declares and the record keeps by import path, so that recovery needs no DAG file."""
+"""Parts that a user declares and the record keeps by name, so that recovery needs no DAG file.
+
+The record outlives the arrangement of this package: a shipped part is kept under the name that users import it by
+(`twophase.sinks:Files`), one of a user's own under its own import path.
+"""
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from twophase.core.errors import ConfigError
 
+#: Names in records of earlier versions, which kept the module that a part was in, and the public ones of today.
+MOVED = {
+    "twophase.airflow.stage:StageOperator": "twophase.airflow:StageOperator",
+    "twophase.sinks.committers:File": "twophase.committers:File",
+    "twophase.sinks.delta:Delta": "twophase.sinks:Delta",
+    "twophase.sinks.files:Files": "twophase.sinks:Files",
+    "twophase.sinks.iceberg:Iceberg": "twophase.sinks:Iceberg",
+    "twophase.sinks.pg.committer:Postgres": "twophase.committers:Postgres",
+    "twophase.sinks.postgres:Postgres": "twophase.sinks:Postgres",
+    "twophase.sinks.write_ahead:WriteAhead": "twophase.sinks:WriteAhead",
+    "twophase.sources.committed:Committed": "twophase.sources:Committed",
+    "twophase.sources.files:Files": "twophase.sources:Files",
+    "twophase.sources.interval:Interval": "twophase.sources:Interval",
+    "twophase.sources.lookup:Lookup": "twophase.sources:Lookup",
+}
+
 
 class Declared(ABC):
-    """A source or sink: built from JSON-able arguments, which are all that the record keeps of it."""
+    """A part of a pipeline: built from JSON-able arguments, which are all that the record keeps of it."""
+
+    #: The module that users import the shipped ones from.
+    public_module: ClassVar[str] = ""
+    #: Arguments that stay what they are once there are checkpoints: what is there was read or written by them.
+    identity: ClassVar[tuple[str, ...]] = ()
+    #: Arguments that stay what they are while a checkpoint is pending: they say where and how it is promoted.
+    fixed_while_pending: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal one; no secrets."""
 
     def declaration(self) -> dict[str, Any]:
-        """Return what the record keeps: the class by import path, and its arguments."""
-        cls = type(self)
-        return {"class": f"{cls.__module__}:{cls.__qualname__}", **self.config()}
+        """Return what the record keeps: the class by its name, and its arguments."""
+        return {"class": public_name(type(self), self.public_module), **self.config()}
+
+    def changes(self, old: dict[str, Any], *, pending: bool) -> list[str]:
+        """Say in words what of this declaration cannot follow an older one."""
+        before, after = current(old), self.declaration()
+        moved = [name for name in self.fixed_while_pending if pending]
+        return [
+            f"{part} was {before.get(part)!r} and is now {after.get(part)!r}"
+            + (" while a checkpoint is pending" if part in moved else "")
+            for part in ("class", *self.identity, *moved)
+            if before.get(part) != after.get(part)
+        ]
 
     @classmethod
     def load(cls, declaration: dict[str, Any]) -> Self:
         """Build the part that a declaration describes."""
-        config = dict(declaration)
+        config = current(declaration)
         path = config.pop("class", None)
         found = import_path(str(path))
         if not (isinstance(found, type) and issubclass(found, cls)):
@@ -33,9 +70,27 @@ class Declared(ABC):
         return found(**config)
 
 
+def public_name(cls: type, module: str) -> str:
+    """Return the name that the record keeps of a class: in the public module if that has it, else its import path."""
+    public = module and getattr(importlib.import_module(module), cls.__qualname__, None) is cls
+    return f"{module if public else cls.__module__}:{cls.__qualname__}"
+
+
+def current(declaration: dict[str, Any]) -> dict[str, Any]:
+    """Return a declaration with the names of today, also in the parts that it holds."""
+    return {
+        name: current(value)
+        if isinstance(value, dict)
+        else MOVED.get(value, value)
+        if name == "class" and isinstance(value, str)
+        else value
+        for name, value in declaration.items()
+    }
+
+
 def import_path(path: str) -> Any:  # noqa: ANN401 - whatever the path names
-    """Return what `module:name` names."""
-    module, _, name = path.partition(":")
+    """Return what `module:name` names, also where an earlier version had it in another module."""
+    module, _, name = MOVED.get(path, path).partition(":")
     if not module or not name:
         msg = f"import path {path!r}: expected `module:name`"
         raise ConfigError(msg)

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError, SinkUnavailable
@@ -107,6 +107,11 @@ def until_gone(
 
 class Sink(Declared):
     """One output of a pipeline. Subclasses say how it is staged, promoted, found and discarded."""
+
+    public_module = "twophase.sinks"
+    #: These two are for sinks of a user's own that do not say it themselves.
+    identity: ClassVar[tuple[str, ...]] = ("format", "timezone", "partition_by", "slot_folder", "slot_column")
+    fixed_while_pending: ClassVar[tuple[str, ...]] = ("path", "table", "catalog", "mode", "key")
 
     #: The pipeline that declares it; None: it was built by itself.
     pipeline: str | None = None

@@ -48,6 +48,7 @@ class CheckpointCommitter(Declared):
     Its arguments besides the two ids have to be JSON: they go into the record, and any process builds an equal one.
     """
 
+    public_module = "twophase.committers"
     #: Whether it drops what the record says is over (`forget`); otherwise it can always tell.
     forgets = False
 

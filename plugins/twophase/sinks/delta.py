@@ -51,6 +51,9 @@ _DECORATION = re.compile(r"\x1b\[\d*m|↳")
 class Delta(Lake):
     """A Delta table on a disk that all share; created at the first promotion unless it is there."""
 
+    identity = ("partition_by",)
+    fixed_while_pending = ("path",)
+
     def __init__(
         self,
         path: str,

@@ -38,6 +38,9 @@ CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpa
 class Files(Sink):
     """A folder of Parquet, JSON or CSV files; each checkpoint, or each slot, is a folder in it."""
 
+    identity = ("format", "timezone", "partition_by", "slot_folder")
+    fixed_while_pending = ("path",)
+
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         path: str,

@@ -59,6 +59,9 @@ _VERSIONS = ("1", "2")
 class Iceberg(Lake):
     """An Iceberg table in any catalog, its files on a disk that all share; created at the first promotion."""
 
+    identity = ("partition_by",)
+    fixed_while_pending = ("path", "table", "catalog")
+
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         table: str,

@@ -38,6 +38,9 @@ _LEFT = re.compile(r"s_[0-9a-f]{8}_(\d{8,})_r(\d+)_a(\d+)_[0-9a-z]+")
 class Postgres(Sink):
     """A table of a PostgreSQL database: append, upsert or retract by key, or replace as a whole."""
 
+    identity = ("slot_column",)
+    fixed_while_pending = ("table", "mode", "key", "attach")
+
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         table: str,

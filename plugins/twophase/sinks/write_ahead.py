@@ -74,6 +74,9 @@ class _Log(Files):
 class WriteAhead(Sink):
     """Rows for a system that knows nothing of us: at least once, or exactly once if it keeps the ids of rows."""
 
+    identity = ()
+    fixed_while_pending = ("path", "committer", "idempotent")
+
     #: No checkpoint overtakes another: what cannot be sent holds up what comes after it.
     ordered = True
 

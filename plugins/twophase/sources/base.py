@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
@@ -33,6 +33,11 @@ class Sifted(NamedTuple):
 
 class Source(Declared):
     """One input of a pipeline. Subclasses say how it is found, fixed, read and settled."""
+
+    public_module = "twophase.sources"
+    #: These two are for sources of a user's own that do not say it themselves.
+    identity: ClassVar[tuple[str, ...]] = ("format", "timezone")
+    fixed_while_pending: ClassVar[tuple[str, ...]] = ("path", "table", "catalog")
 
     #: Goes by slots: begin is told which one.
     slotted: bool = False

@@ -27,6 +27,9 @@ class Committed(Source):
     it here is stale, until a new revision reads the new one.
     """
 
+    identity = ("pipeline", "sink")
+    fixed_while_pending = ()
+
     per_revision = True
 
     def __init__(self, pipeline: str, sink: str, *, max_checkpoints: int | None = None) -> None:

@@ -27,6 +27,9 @@ AFTER_COMMIT = ("keep", "archive", "delete")
 class Files(FixedFiles):
     """The files of a folder and the folders below it, in the order in which they were last modified."""
 
+    identity = ("format",)
+    fixed_while_pending = ("path",)
+
     kind = "files source"
     to_correct = "abort the checkpoint and `twophase release` it, then correct the file"
     to_restore = "put the file back as it was, or abort the checkpoint and `twophase release` it"

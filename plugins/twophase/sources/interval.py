@@ -42,6 +42,9 @@ class Interval(FixedFiles):
     Delta or Iceberg table are those of its newest version, which all attempts of the revision then read.
     """
 
+    identity = ("format", "timezone")
+    fixed_while_pending = ("path", "catalog")
+
     slotted = True
     per_revision = True
     kind = "interval source"

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Lookup(FileFormat):
     """A file or a folder to look things up in. Two attempts may read different rows, and it starts no checkpoint."""
 
+    identity = ("format",)
+    fixed_while_pending = ("path",)
+
     unversioned = True
     kind = "lookup source"
     to_correct = "correct the file and run again"
