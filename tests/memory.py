@@ -796,6 +796,9 @@ class MemorySink:
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
 
+    def prepare(self, slot: str | None = None) -> None:
+        """Need nothing."""
+
     def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
         """Remove what earlier attempts staged, wherever it is, until nothing of it is left."""
         while earlier := [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from twophase.audits import AuditContext
+from twophase.core.checkpoint import Json, Participant
 from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import hit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
     from twophase.committer.record import PostgresTransaction
-    from twophase.core.checkpoint import Json, Participant, Revision
+    from twophase.core.checkpoint import Revision
     from twophase.core.coordinator import Coordinator
     from twophase.core.ports import Transaction
     from twophase.pipeline import Pipeline
@@ -21,19 +23,67 @@ if TYPE_CHECKING:
 log = logging.getLogger("twophase")
 
 
+class Verdict(NamedTuple):
+    """What one audit says of one write."""
+
+    write: str
+    #: The audit, with its vote.
+    voter: Participant
+    #: Why it votes no; None: it votes yes.
+    objection: str | None
+
+
+#: Each write's participant, and its manifest's summary.
+Staged = Mapping[str, tuple[Participant, Json]]
+
+
 def audit(
-    coordinator: Coordinator,
-    pipeline: Pipeline,
-    attempt: Revision,
-    staged: Mapping[str, tuple[Participant, Json]],
-    check: Callable[[], None],
+    coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
 ) -> None:
     """Run every audit, whatever another one found; raise AuditFailed with all that voted no.
 
-    `staged` has each write's participant and its manifest's summary; `check` raises when another attempt took over.
+    `check` raises when another attempt took over.
     """
     refused = []
-    voters = pipeline.voters()
+    for verdict in _verdicts(coordinator, pipeline, attempt, staged, check):
+        voter = verdict.voter
+        coordinator.vote(attempt, voter.name, yes=bool(voter.vote), manifest=voter.manifest, reason=voter.reason)
+        hit("audit.after")
+        if verdict.objection:
+            refused.append(verdict.objection)
+    if refused:
+        msg = f"checkpoint {attempt.key}: {'; '.join(refused)}; nothing became visible, correct it and run again"
+        raise AuditFailed(msg)
+
+
+def audit_again(
+    coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
+) -> dict[str, list[Participant]]:
+    """Run the audits of what a restage staged; return them with their votes, by write.
+
+    They count only together with the vote of their write. If one votes no so does that write, AuditFailed is raised,
+    and what was voted for before stands. An audit looks at one write, so those of the others have nothing to add.
+    """
+    found: dict[str, list[Participant]] = {write: [] for write in staged}
+    refused: dict[str, list[str]] = {}
+    for verdict in _verdicts(coordinator, pipeline, attempt, staged, check):
+        found[verdict.write].append(verdict.voter)
+        if verdict.objection:
+            refused.setdefault(verdict.write, []).append(verdict.objection)
+    for write, objections in refused.items():
+        coordinator.vote(attempt, write, yes=False, reason="; ".join(objections))
+    if refused:
+        said = "; ".join(objection for objections in refused.values() for objection in objections)
+        msg = f"checkpoint {attempt.key}: {said}; what was voted for before stands, correct it and restage again"
+        raise AuditFailed(msg)
+    return found
+
+
+def _verdicts(
+    coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
+) -> Iterator[Verdict]:
+    """Run every audit of what is staged."""
+    voters = {name: (write, found) for name, (write, found) in pipeline.voters().items() if write in staged}
     for write in dict.fromkeys(write for write, _ in voters.values()):
         participant, manifest = staged[write]
         context = _context(coordinator, attempt, write, manifest)
@@ -45,16 +95,11 @@ def audit(
                 verdict = found.check(relation, context)
                 check()
                 yes = verdict.passed or found.severity == "warn"
-                warned = not verdict.passed and yes
-                reason = f"warning: {verdict.text}" if warned else verdict.text
-                coordinator.vote(attempt, name, yes=yes, manifest=verdict.summary(), reason=reason)
-                hit("audit.after")
+                reason = f"warning: {verdict.text}" if yes and not verdict.passed else verdict.text
                 log.log(logging.INFO if verdict.passed else logging.WARNING, "%s: audit %s", attempt.key, reason)
-                if not yes:
-                    refused.append(f"{name}{verdict.text.removeprefix(found.name)}")  # which begins with it
-    if refused:
-        msg = f"checkpoint {attempt.key}: {'; '.join(refused)}; nothing became visible, correct it and run again"
-        raise AuditFailed(msg)
+                voter = Participant(name, "audit", attempt.epoch, yes, manifest=verdict.summary(), reason=reason)
+                objection = None if yes else f"{name}{verdict.text.removeprefix(found.name)}"  # which begins with it
+                yield Verdict(write, voter, objection)
 
 
 def _context(coordinator: Coordinator, attempt: Revision, write: str, manifest: Json) -> AuditContext:

@@ -225,11 +225,11 @@ class Pipeline:
                     problems.append(f"{what} {name!r} is gone ({why})")
         return problems
 
-    def prepare(self, slot: str | None = None) -> None:
-        """Look, before anything is recorded, whether every read can be read and every write written."""
+    def prepare(self, slot: str | None = None, *, writes: bool = True) -> None:
+        """Look, before anything is recorded, whether every read can be read and, with `writes`, every write written."""
         for source in self.reads.values():
             source.prepare()
-        for sink in self.sinks.values():
+        for sink in self.sinks.values() if writes else ():
             sink.prepare(slot)
 
 

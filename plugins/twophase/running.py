@@ -101,7 +101,7 @@ def stager_for(
 class Runner:
     """Runs checkpoints of one pipeline, one after the other, over one connection to the record."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how it runs, by name
         self,
         pipeline: Pipeline,
         stager: Stager,
@@ -109,15 +109,17 @@ class Runner:
         dsn: str | None = None,
         record: PostgresRecord | None = None,
         waits: bool = True,
+        restages: bool = False,
     ) -> None:
         """Check the declaration, open the record unless it is given, and put the pipeline in it.
 
-        `waits` says whether to wait for the input of an interval that is declared so, or to raise NotYet.
+        `waits` says whether to wait for the input of an interval that is declared so, or to raise NotYet. With
+        `restages` no write has to be ready but those that are staged again.
         """
         self.pipeline = pipeline
         self.stager = stager
         self.waits = waits
-        pipeline.prepare()
+        pipeline.prepare(writes=not restages)
         self.record = record or open_record(dsn, may_start=True)
         with beginning(self.record, pipeline.name, None, script()):
             enter(self.record, pipeline)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from twophase.auditing import audit
+from twophase.auditing import Staged, audit, audit_again
 from twophase.core import errors
 from twophase.core.checkpoint import Input, Json, Participant, Revision
 from twophase.core.coordinator import Coordinator
@@ -56,10 +56,13 @@ class Staging:
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
         staged = stager(plan, folder, lambda: lease.lost)
         check_known(self.coordinator)
-        for participant in participants:
-            lease.check()
-            self._vote(attempt, plan, participant, staged[participant.name])
-        if attempt.state is State.OPEN:  # not when what is decided is staged again
+        if attempt.state is State.COMMITTING:
+            self._vote_again(attempt, plan, {p.name: (p, staged[p.name]) for p in participants}, lease)
+        else:
+            for participant in participants:
+                lease.check()
+                self._check(attempt, plan, participant, staged[participant.name])
+                self._vote(attempt, participant, staged[participant.name])
             found = {p.name: (p, p.manifest if p.vote else staged[p.name]) for p in mine}
             audit(self.coordinator, self.pipeline, attempt, found, lease.check)
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,13 +125,26 @@ class Staging:
             msg = f"checkpoint {plan.key}: {changed}"
             raise InputChanged(msg) from changed
 
-    def _vote(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
-        """Check what was staged against storage, and the input against what it was; then record the vote."""
+    def _vote_again(self, attempt: Revision, plan: Plan, staged: Staged, lease: Lease) -> None:
+        """Vote for what is staged again, once all of it is checked and audited: a vote ends what was staged before."""
+        left = {}
+        for name, (participant, manifest) in staged.items():
+            if self.coordinator.is_promoted(attempt, participant, manifest):
+                log.info("%s: %s had promoted an earlier attempt, which counts", attempt.key, name)
+            else:
+                left[name] = (participant, manifest)
+        for participant, manifest in left.values():
+            lease.check()
+            self._check(attempt, plan, participant, manifest)
+        audited = audit_again(self.coordinator, self.pipeline, attempt, left, lease.check)
+        for name, (participant, manifest) in left.items():
+            lease.check()
+            self._vote(attempt, participant, manifest, audited[name])
+
+    def _check(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
+        """Check what was staged against storage, and the input against what it was; if they differ, vote no."""
         hit("vote.before")
         sink = self.pipeline.sinks[participant.name]
-        if attempt.state is State.COMMITTING and self.coordinator.is_promoted(attempt, participant, manifest):
-            log.info("%s: %s had promoted an earlier attempt, which counts", attempt.key, participant.name)
-            return
         try:
             self._check_input(plan)
             check_schema(attempt, participant.name, sink, plan, manifest["schema"])
@@ -137,7 +153,11 @@ class Staging:
             self.coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
             raise
         hit("vote.checked")
-        self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
+
+    def _vote(
+        self, attempt: Revision, participant: Participant, manifest: Json, audits: Sequence[Participant] = ()
+    ) -> None:
+        self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest, audits=audits)
         log.info("%s: %s pre-committed, rows %s", attempt.key, participant.name, manifest["rows"])
 
 

@@ -14,11 +14,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from commands import twophase
 from factories import PreStaged, Row, counted, land_words, visible, words_pipeline
-from twophase import Pipeline, sinks
+from twophase import Pipeline, audits, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Key, Revision
-from twophase.core.errors import AttemptFailed, ConfigError, Parked
+from twophase.core.checkpoint import Key, Participant, Revision
+from twophase.core.errors import AttemptFailed, AuditFailed, ConfigError, Parked
 from twophase.core.failpoints import FailpointError
 from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import Park, recover
@@ -133,6 +133,7 @@ class Bench:
         self.pipeline: Pipeline = words_pipeline(
             writes={"dwh": target.sink(), "lake": sinks.Files("lake/words")}, max_files=1
         )
+        self.pipeline.audits = [audits.not_null("word")]
         self.rows: list[Row] = []
 
     def process(self, stager: PreStaged | None = None) -> Runner:
@@ -164,6 +165,10 @@ class Bench:
     def read(self, key: Key) -> Revision:
         with self.record.transaction() as tx:
             return tx.revision(key)
+
+    def participants(self, key: Key) -> dict[str, Participant]:
+        with self.record.transaction() as tx:
+            return {p.name: p for p in tx.participants(key)}
 
     def differences(self) -> list[Any]:
         return [difference for difference in verify(self.record, self.pipeline) if difference]
@@ -247,6 +252,81 @@ def test_a_restage_that_fails_leaves_what_was_voted_for_as_it_was(bench: Bench) 
 
     assert bench.read(key).state is State.COMMITTED
     assert counted(bench.target.content()) == counted(bench.rows)
+    assert bench.differences() == []
+
+
+def without_words(rows: list[Row], _plan: Plan | None = None) -> list[Row]:
+    """Be a transform that an audit refuses."""
+    return [{**row, "word": None} for row in rows]
+
+
+def test_a_restage_whose_rows_an_audit_refuses_leaves_what_was_voted_for_as_it_was(bench: Bench) -> None:
+    """It is refused before its vote, and once the target is altered recovery promotes the old rows."""
+    key = bench.parked()
+    refused = r"dwh: not_null\(word\): expected .*; what was voted for before stands, correct it and restage again"
+    with pytest.raises(AuditFailed, match=refused):
+        bench.process(PreStaged(change=without_words)).restage(2, "try", ["dwh"])
+    mine = bench.participants(key)
+    assert (mine["dwh"].vote, mine["dwh"].attempt) == (False, 2)
+    assert "dwh: not_null(word): expected" in str(mine["dwh"].reason)
+    assert {(mine[audit].vote, mine[audit].attempt) for audit in mine if "not_null" in audit} == {(True, 1)}
+
+    bench.target.take()
+    recover(bench.process().coordinator, decided_only=True)
+
+    assert bench.read(key).state is State.COMMITTED
+    assert counted(bench.target.content()) == counted(bench.rows)
+    assert bench.differences() == []
+
+
+def test_the_audits_of_what_is_restaged_vote_with_it_and_those_of_other_sinks_stand(in_postgres: Bench) -> None:
+    """An audit looks at one write: of one that is not staged again there is nothing new to be said."""
+    key = in_postgres.parked()
+
+    in_postgres.process(PreStaged(change=mended)).restage(2, "mended", ["dwh"])
+
+    found = {name: (p.vote, p.attempt) for name, p in in_postgres.participants(key).items() if p.kind == "audit"}
+    assert found == {"dwh: not_null(word)": (True, 2), "lake: not_null(word)": (True, 1)}
+
+
+def test_what_two_sinks_restage_is_checked_for_both_before_either_votes(in_postgres: Bench) -> None:
+    """Otherwise a no of the second would come when the first has given up what it had voted for."""
+    bench = in_postgres
+    key = bench.refused()
+    bench.pipeline.audits = [audits.not_null("word", on="lake")]
+
+    with pytest.raises(AuditFailed, match=r"lake: not_null\(word\)"):
+        bench.process(PreStaged(change=without_words)).restage(2, "both", ["dwh", "lake"])
+
+    votes = {name: p.vote for name, p in bench.participants(key).items() if p.kind == "sink"}
+    assert votes == {"dwh": None, "lake": False}
+    bench.target.take()
+    recover(bench.process().coordinator, decided_only=True)
+    assert counted(bench.target.content()) == counted(bench.rows) == counted(visible("lake/words"))
+    assert bench.differences() == []
+
+
+def test_a_sink_that_is_down_does_not_keep_another_one_from_being_restaged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is staged again has to be ready; the other one is promoted to when it is back."""
+    key = bench.refused()
+    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=mended))
+    table = Path(bench.pipeline.writes["lake"].location())
+    away = table.rename(table.with_name("away"))
+    table.touch()
+
+    said = twophase("restage", "words", "2", "--sink", "dwh", *WHY)
+
+    assert said.exit_code == 1
+    assert "decided, but it cannot be promoted" not in said.stderr
+    assert "lake: " in said.stderr
+    assert counted(bench.target.content()) == counted([*bench.rows[:4], *mended(bench.rows[4:])])
+    table.unlink()
+    away.rename(table)
+    recover(bench.process().coordinator, decided_only=True)
+    assert bench.read(key).state is State.COMMITTED
+    assert counted(visible("lake/words")) == counted(bench.rows)
     assert bench.differences() == []
 
 

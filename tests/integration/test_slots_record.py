@@ -493,6 +493,9 @@ class Nowhere:
     def claim(self, slot: str) -> Claim | None:
         return None
 
+    def prepare(self, slot: str | None = None) -> None:
+        """Need nothing."""
+
     def adopt(self, key: Key, slot: str) -> Output | None:
         return None
 

@@ -156,7 +156,7 @@ def restage(
 
     with opened() as record:
         declared = load(record, pipeline)
-        runner = Runner(declared, stager_for(declared, master=master), record=record)
+        runner = Runner(declared, stager_for(declared, master=master), record=record, restages=True)
         found = _standing(runner.coordinator, checkpoint_id)
         if found.state in {State.COMMITTED, State.SUPERSEDED}:
             say(f"{found.key}: it is {found.state.lower()} already")

@@ -181,12 +181,20 @@ class Coordinator:
 
         return {name: place(name, sink) for name, sink in self.sinks.items()}
 
-    def vote(
-        self, revision: Revision, name: str, *, yes: bool, manifest: Json | None = None, reason: str | None = None
+    def vote(  # noqa: PLR0913 - what is known of a vote, by name
+        self,
+        revision: Revision,
+        name: str,
+        *,
+        yes: bool,
+        manifest: Json | None = None,
+        reason: str | None = None,
+        audits: Sequence[Participant] = (),
     ) -> State:
         """Record one participant's vote for one attempt; the last yes makes it PRECOMMITTED.
 
         Of a restage, nothing earlier can be promoted by then any more; if it was, that counts, and there is no vote.
+        The `audits` of what is staged again are recorded with its vote, for they say nothing of what stood before.
         """
         restaged = yes and revision.state is State.COMMITTING
         if restaged and Restaging(self, revision.key).is_superfluous(revision, name, manifest or {}):
@@ -203,8 +211,10 @@ class Coordinator:
                 raise Fenced(_fenced("vote", revision, held))
             handle = voted_for(mine.handle) if yes else mine.handle
             voted = replace(mine, vote=yes, handle=handle, manifest=manifest or {}, reason=reason)
-            tx.put_participant(revision.key, voted)
-            tx.note(revision.key, f"voted {'yes' if yes else 'no'}", f"{name} a{revision.epoch} {reason or ''}".strip())
+            for one in (*audits, voted):
+                tx.put_participant(revision.key, one)
+                said = f"{one.name} a{revision.epoch} {one.reason or ''}".strip()
+                tx.note(revision.key, f"voted {'yes' if one.vote else 'no'}", said)
             if held.state is State.OPEN and all(p.vote for p in tx.participants(revision.key)):
                 tx.move(revision.key, State.PRECOMMITTED, epoch=revision.epoch, why="every participant voted yes")
             hit("vote.inside")

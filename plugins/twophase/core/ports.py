@@ -85,6 +85,10 @@ class Sink(Protocol):
         """Return what a slot alone may write here; None: slots do not meet in it. Looks at nothing."""
         ...
 
+    def prepare(self, slot: str | None = None) -> None:
+        """Check that it can be written to, and create what must exist; for a restage: a begin's caller has done it."""
+        ...
+
     def adopt(self, key: Key, slot: str) -> Output | None:
         """Describe what is in the slot's place though nobody recorded it, and mark it; None: there is nothing."""
         ...

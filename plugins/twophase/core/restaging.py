@@ -36,9 +36,15 @@ class Restaging:
     # --- open --------------------------------------------------------------------------------------------------------
 
     def open(self, why: str, named: Collection[str] = ()) -> Revision:
-        """Open an attempt for the sinks that are named, or for those that lost their staged output."""
+        """Open an attempt for the sinks that are named, or for those that lost their staged output.
+
+        They alone have to be ready to be written to: another one may be down.
+        """
         token = secrets.token_hex(4)
-        chosen = self._chosen(named)
+        decided = self.coordinator.transact(lambda tx: tx.revision(self.key))
+        chosen = self._chosen(decided, named)
+        for name in sorted(chosen):
+            self.coordinator.sinks[name].prepare(decided.slot)
 
         def step(tx: Transaction) -> Revision:
             held = tx.hold(self.key)
@@ -65,9 +71,8 @@ class Restaging:
         hit("restage.opened")
         return opened
 
-    def _chosen(self, named: Collection[str]) -> set[str]:
+    def _chosen(self, decided: Revision, named: Collection[str]) -> set[str]:
         """Return the sinks to stage again; refuse a name that nothing can be done for."""
-        decided = self.coordinator.transact(lambda tx: tx.revision(self.key))
         self._check_state(decided)
         done = self.coordinator.transact(lambda tx: tx.committed(self.key))
         everybody = self.coordinator.transact(lambda tx: tx.participants(self.key))
