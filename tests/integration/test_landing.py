@@ -206,3 +206,23 @@ def test_a_look_finds_all_that_is_new_or_changed_whatever_happens_to_a_folder(tm
         later = [file for file in new if chance.random() < 0.3]
         owned |= {file.path: file for file in new if file not in later}
         known = found.after(later)
+
+
+def test_a_look_at_many_files_leaves_out_what_is_unfinished_wherever_it_stands(tmp_path: Path) -> None:
+    """Names are asked about many at a time: one that is odd is found among those that are not, in each folder."""
+    names = [f"{folder}f{number:04d}" for folder in ("", "below/", "below/deep/", "a:b/") for number in range(250)]
+    odd = ["_x", ".x", "x.tmp", "x._COPYING_", "below/_x", "below/x.tmp", "_below/x", "below/.deep/x", "a:b/.x"]
+    fine = ["ü", "below/ü", "x:y", "tmp", "x_", "a:b/ü"]
+    for name in [*names, *odd, *fine]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "below" / "link").symlink_to(tmp_path / "f0001")
+    (tmp_path / "folder").symlink_to(tmp_path / "below")
+
+    whole = survey.look(str(tmp_path), "test", None)
+    (tmp_path / "f0007").write_text("another")
+    again = survey.look(str(tmp_path), "test", whole.after([]))
+
+    assert sorted(file.path for file in whole.files) == sorted([*names, *fine, "below/link"])
+    assert "f0007" in {file.path for file in again.files}
+    assert len(again.files) < 50

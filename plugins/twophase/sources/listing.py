@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from twophase.core.checkpoint import InputFile
@@ -11,6 +12,10 @@ from twophase.core.errors import ConfigError
 from twophase.sinks.paths import PATTERN
 
 _UNFINISHED = (".tmp", "._COPYING_")
+#: What is in `folder//name/name/` if a name is unfinished, or anything has a colon.
+_ODD = ("/_", "/.", *(f"{end}/" for end in _UNFINISHED), ":")
+#: How many names are asked about at once: so few that Python's search for garbage does not go through them.
+_BATCH = 96
 
 
 def finished(root: str, below: str, who: str) -> list[InputFile]:
@@ -23,28 +28,58 @@ def finished(root: str, below: str, who: str) -> list[InputFile]:
 
 def entries(root: str, below: str, who: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield the path of each finished file below a folder of the root, and how to look at it."""
+    for batch in batches(root, below, who):
+        yield from zip(*batch, strict=True)
+
+
+def batches(root: str, below: str, who: str) -> Iterator[tuple[list[str], list[os.DirEntry[str]]]]:
+    """Yield the same, many at a time.
+
+    Nearly all names of a large folder are of plain finished files. Of a batch that is asked by a few searches in C, and
+    only a batch with something else in it is gone through name by name.
+    """
     pending = [below]
     while pending:
         folder = pending.pop()
         try:
-            with os.scandir(f"{root}/{folder}") as found:
-                for entry in found:
-                    name = entry.name
-                    if name[0] in "_." or name.endswith(_UNFINISHED):
-                        continue
-                    path = folder + name
-                    if not entry.is_file():
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(f"{path}/")
-                        continue
-                    if not path.isascii() or ":" in path:
-                        check_name(root, path, who)
-                    yield path, entry
+            for batch in _scan(f"{root}/{folder}"):
+                names = [entry.name for entry in batch]
+                if _plain(folder, names, batch):
+                    yield [folder + name for name in names] if folder else names, batch
+                    continue
+                there = [entry for entry in batch if not unfinished(entry.name)]
+                pending += [f"{folder}{entry.name}/" for entry in there if entry.is_dir(follow_symlinks=False)]
+                files = [entry for entry in there if entry.is_file()]
+                paths = [folder + entry.name for entry in files]
+                for path in paths:
+                    check_name(root, path, who)
+                yield paths, files
         except PermissionError as error:
             raise unreadable(Path(root, folder), who) from error
         except FileNotFoundError:
             if folder == below:
                 raise
+
+
+def _scan(folder: str) -> Iterator[list[os.DirEntry[str]]]:
+    """Yield what is in a folder, many at a time.
+
+    By the open folder a file is looked at by its name alone: the system need not go the whole path for each.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(opened) as found:
+            while batch := list(islice(found, _BATCH)):
+                yield batch
+    finally:
+        os.close(opened)
+
+
+def _plain(folder: str, names: list[str], batch: list[os.DirEntry[str]]) -> bool:
+    """Say whether all of these are finished files whose paths need no closer look."""
+    text = f"{folder}/{'/'.join(names)}/"
+    odd = any(part in text for part in _ODD)
+    return not odd and text.isascii() and all(map(os.DirEntry.is_file, batch))
 
 
 def _stats(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[tuple[str, os.stat_result]]:
