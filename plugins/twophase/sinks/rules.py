@@ -7,12 +7,12 @@ that has others by the time of the vote, or of the promotion, does not get the r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from twophase.core.errors import BadValue, ConfigError
+from twophase.sinks import sayings
 from twophase.sinks.paths import quoted
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: How much of a row an error shows.
 _SHOWN = 300
-_TOLD = re.compile(r"twophase: (.*?) :twophase", re.DOTALL)
 
 
 class Rule(NamedTuple):
@@ -98,13 +97,8 @@ def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
     guard: Any = functions
     for rule in rules:
         broken = ~functions.coalesce(functions.expr(rule.condition), functions.lit(False))  # noqa: FBT003 - a value
-        told = functions.concat(
-            functions.lit(f"twophase: {rule.name}: row "),
-            functions.substring(row, 1, _SHOWN),
-            functions.lit(" :twophase"),
-        )
-        stop = functions.raise_error(told).cast(frame.schema[0].dataType)
-        guard = guard.when(broken, stop)
+        stop = sayings.stop(f"{rule.name}: row ", functions.substring(row, 1, _SHOWN))
+        guard = guard.when(broken, stop.cast(frame.schema[0].dataType))
     with _explained(which):
         return frame.select("*", *absent).select(guard.otherwise(first).alias(frame.columns[0]), *others)
 
@@ -128,8 +122,7 @@ def told(which: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if broken := _TOLD.search(str(error)):
-            said = " ".join(broken[1].split())
+        if said := sayings.heard(str(error)):
             msg = f"{which}: the table refuses a row by its rule {said}; correct it in the transform"
             raise BadValue(msg) from error
         raise

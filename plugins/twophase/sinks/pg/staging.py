@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable, TwophaseError
 from twophase.core.manifest import Column, Schema
+from twophase.sinks import sayings
 from twophase.sinks.paths import quoted
 from twophase.sinks.pg import database, jdbc, types
 from twophase.sinks.pg.database import Table
@@ -34,7 +35,6 @@ ADDED, TAKEN_BACK = ("+I", "+U"), ("-U", "-D")
 _SAID = re.compile(
     r"ERROR:\s*((?:(?!\s+Call getNextException)[^\n])*)[^\n]*(?:\n\s*(?:CONTEXT|DETAIL|Detail):\s*([^\n]*))?"
 )
-_OURS = re.compile(r"twophase: ([^\n]*?) :twophase")
 _AWAY = re.compile(
     r"could not connect|Connection (?:to \S+ )?refused|server closed the connection|terminating connection|SSL SYSCALL"
     r"|An I/O error occurred|No space left on device"
@@ -171,13 +171,9 @@ def converted(frame: DataFrame, columns: Columns) -> DataFrame:
         if how.spark == "json":
             return functions.to_json(column).alias(name)
         fitting = functions.expr(f"try_cast({quoted(name)} as {how.spark})")
-        told = functions.concat(
-            functions.lit(f"twophase: column {name!r}: value "),
-            column.cast("string"),
-            functions.lit(f" does not fit {postgres} :twophase"),
-        )
+        stop = sayings.stop(f"column {name!r}: value ", column.cast("string"), f" does not fit {postgres}")
         fits = column.isNull() | fitting.isNotNull()
-        return functions.when(fits, fitting).otherwise(functions.raise_error(told).cast(how.spark)).alias(name)
+        return functions.when(fits, fitting).otherwise(stop.cast(how.spark)).alias(name)
 
     return frame.select(*(convert(name, postgres, how) for name, (postgres, how) in columns.items()))
 
@@ -202,8 +198,8 @@ def load(which: str, frame: DataFrame, conn_id: str, table: Table) -> None:
 def _explained(which: str, error: Exception) -> Exception:
     """Say what a failed load means."""
     text = str(error)
-    if ours := _OURS.search(text):
-        return BadValue(f"{which}: {ours[1]}; correct it in the transform")
+    if ours := sayings.heard(text):
+        return BadValue(f"{which}: {ours}; correct it in the transform")
     if lacking := jdbc.lacks_driver(which, error):
         return lacking
     if missing := _NO_WHEEL.search(text):
