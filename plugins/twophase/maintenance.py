@@ -21,8 +21,10 @@ from twophase.core.sweeping import why_dead
 from twophase.sinks import disk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
+    from collections.abc import Callable, Mapping
+    from datetime import datetime, timedelta
+
+    from sqlalchemy import Connection
 
     from twophase.committer.record import PostgresRecord
     from twophase.core.checkpoint import Revision
@@ -87,7 +89,7 @@ def sweep(
         with record.transaction() as tx:
             retention.mark_clean(tx.connection, suspects)
         hit("sweep.clean")
-    yield from _sweep_events(record, pipeline, dry_run=dry_run)
+    yield from _sweep_told(record, pipeline, dry_run=dry_run)
     yield from _sweep_runs(record, pipeline.name, dry_run=dry_run)
     if problems:
         msg = f"pipeline {pipeline.name!r}: not swept: {'; '.join(problems)}"
@@ -139,25 +141,46 @@ def _sweep_superseded(  # noqa: PLR0913 - whose, and which
             yield Removed(pipeline, name, old.path, "a later revision took its place, its retention is over")
 
 
-def _sweep_events(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> Iterator[Removed]:
-    """Delete the events of ended revisions when their retention is over, some at a time."""
+def _sweep_told(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> Iterator[Removed]:
+    """Delete what the record tells of long ago: events of ended revisions, and what could not begin."""
     from twophase.committer import retention
 
-    age = pipeline.retention.events_for
+    kept = pipeline.retention.events
+    ended = f"older than {kept}, and their revisions have ended"
+    yield from _sweep_old(
+        record, pipeline, retention.old_events if dry_run else retention.delete_events, "events", ended, dry_run=dry_run
+    )
+    yield from _sweep_old(
+        record,
+        pipeline,
+        retention.old_unbegun if dry_run else retention.delete_unbegun,
+        "slots that could not begin",
+        f"not tried again for {kept}",
+        dry_run=dry_run,
+    )
+
+
+def _sweep_old(  # noqa: PLR0913 - whose, and what
+    record: PostgresRecord,
+    pipeline: Pipeline,
+    act: Callable[[Connection, str, timedelta], int],
+    what: str,
+    why: str,
+    *,
+    dry_run: bool,
+) -> Iterator[Removed]:
+    """Count what is too old, or delete it some at a time."""
+    from twophase.committer import retention
+
     count = 0
-    if dry_run:
-        with record.engine.connect() as connection:
-            count = retention.old_events(connection, pipeline.name, age)
-    else:
-        while True:
-            with record.transaction() as tx:
-                gone = retention.delete_events(tx.connection, pipeline.name, age)
-            count += gone
-            if gone < retention.BATCH:
-                break
+    while True:
+        with record.transaction() as tx:
+            some = act(tx.connection, pipeline.name, pipeline.retention.events_for)
+        count += some
+        if dry_run or some < retention.BATCH:
+            break
     if count:
-        why = f"older than {pipeline.retention.events}, and their revisions have ended"
-        yield Removed(pipeline.name, "", f"{count} events", why)
+        yield Removed(pipeline.name, "", f"{count} {what}", why)
 
 
 def _dead(

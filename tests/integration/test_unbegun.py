@@ -7,13 +7,16 @@ from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from commands import listed
 from factories import PreStaged, land, land_words, words_pipeline
 from twophase import Pipeline, sinks, sources
+from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.settings import data_path
+from twophase.maintenance import sweep
 from twophase.running import Runner
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -172,3 +175,24 @@ def test_the_newest_checkpoint_is_told_beside_the_last_that_was_committed(record
 
     assert (found["last_checkpoint"], found["newest_checkpoint"], found["newest_state"]) == (1, 2, "ABORTED")
     assert (found["failures"], found["last_failure"].split(":")[0]) == (1, "ZeroDivisionError")
+
+
+def test_what_could_not_begin_is_swept_when_its_retention_is_over(record: PostgresRecord) -> None:
+    """A slot that nobody tried again; one that was tried since stays."""
+    land("1.json", ROW, "landing/dt=2026-11-01")
+    runs(record, 1)
+    with pytest.raises(InputMissing):
+        runs(record, 2)
+    with record.transaction() as tx:
+        tx.connection.execute(text("UPDATE twophase.unbegun SET at = at - interval '401 days'"))
+    with pytest.raises(InputMissing):
+        runs(record, 3)
+
+    would_go = [one.path for one in sweep(record, daily(), dry_run=True)]
+    gone = [(one.path, one.why) for one in sweep(record, daily())]
+
+    assert would_go == ["1 slots that could not begin"]
+    assert gone == [("1 slots that could not begin", "not tried again for 400d")]
+    with record.engine.connect() as connection:
+        (left,) = queries.unbegun(connection)
+    assert left["slot"].startswith("2026-11-03")

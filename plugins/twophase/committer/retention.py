@@ -99,10 +99,14 @@ _OLD_EVENTS = """SELECT e.id FROM twophase.event e
       AND r.state IN ('COMMITTED', 'SUPERSEDED', 'ABORTED')"""
 
 
+#: What could not begin and was not tried again since; a later try brings it back.
+_OLD_UNBEGUN = """SELECT u.slot FROM twophase.unbegun u
+    WHERE u.pipeline = :pipeline AND u.at <= now() - CAST(:age AS interval)"""
+
+
 def old_events(connection: Connection, pipeline: str, age: timedelta) -> int:
     """Count the events of ended revisions that are older than an age."""
-    query = text(f"SELECT count(*) FROM ({_OLD_EVENTS}) old")  # noqa: S608 - no user's text
-    return int(connection.execute(query, {"pipeline": pipeline, "age": age}).scalar_one())
+    return _count(connection, _OLD_EVENTS, pipeline, age)
 
 
 def delete_events(connection: Connection, pipeline: str, age: timedelta) -> int:
@@ -110,3 +114,20 @@ def delete_events(connection: Connection, pipeline: str, age: timedelta) -> int:
     some = f"{_OLD_EVENTS} ORDER BY e.at LIMIT {BATCH} FOR UPDATE OF e SKIP LOCKED"
     statement = text(f"DELETE FROM twophase.event WHERE id IN ({some})")  # noqa: S608 - no user's text
     return int(connection.execute(statement, {"pipeline": pipeline, "age": age}).rowcount)
+
+
+def old_unbegun(connection: Connection, pipeline: str, age: timedelta) -> int:
+    """Count the slots that could not begin and were last tried longer ago than an age."""
+    return _count(connection, _OLD_UNBEGUN, pipeline, age)
+
+
+def delete_unbegun(connection: Connection, pipeline: str, age: timedelta) -> int:
+    """Delete some of those; return how many. One that is tried just now stays."""
+    some = f"{_OLD_UNBEGUN} ORDER BY u.at LIMIT {BATCH} FOR UPDATE SKIP LOCKED"
+    statement = text(f"DELETE FROM twophase.unbegun WHERE pipeline = :pipeline AND slot IN ({some})")  # noqa: S608 - no user's text
+    return int(connection.execute(statement, {"pipeline": pipeline, "age": age}).rowcount)
+
+
+def _count(connection: Connection, old: str, pipeline: str, age: timedelta) -> int:
+    query = text(f"SELECT count(*) FROM ({old}) old")  # noqa: S608 - no user's text
+    return int(connection.execute(query, {"pipeline": pipeline, "age": age}).scalar_one())

@@ -325,6 +325,8 @@ unbegun = Table(
     Column("dag_id", Text),
     Column("run_id", Text),
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
+    # what retention is over for
+    Index("unbegun_by_time", "pipeline", "at"),
 )
 
 #: Which revisions of another pipeline a revision reads: what makes it stale, and keeps those from being swept.
