@@ -491,6 +491,9 @@ class MemoryTransaction:
                 raise InputChanged(msg)
         return new
 
+    def keep_files(self, *_: object) -> None:
+        raise AssertionError
+
     def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
         self._step("unsettled")
         committed = {r.checkpoint_id for r in self._revisions(pipeline) if r.state is State.COMMITTED}
@@ -1056,6 +1059,9 @@ class MemorySource:
 
     def claim(self, slot: str) -> Claim | None:
         raise NotImplementedError  # nothing here has slots
+
+    def written_again(self, fixed: Input) -> list[InputFile]:
+        raise AssertionError
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
         raise AssertionError

@@ -6,6 +6,8 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,6 +21,7 @@ from twophase.core.knowledge import check_known
 from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
 from twophase.core.states import State
+from twophase.core.taking import written_again
 from twophase.pipeline import quarantine_of
 from twophase.spark.plan import Plan
 
@@ -52,6 +55,8 @@ class Staging:
         mine = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch]
         participants = [p for p in mine if p.vote is None]  # an adopted attempt may have votes already
         plan = self._plan(attempt, participants)
+        if attempt.job is None or attempt.job["attempt"] != attempt.epoch:  # nothing reads for this attempt yet
+            plan = self._know_input(plan)
         self._check_input(plan)
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
         staged = stager(plan, folder, lambda: lease.lost)
@@ -116,6 +121,22 @@ class Staging:
                 for name, sink in self.pipeline.sinks.items()
             },
         )
+
+    def _know_input(self, plan: Plan) -> Plan:
+        """Let files pass that were written again with the same bytes, and take the checksums that are not known yet."""
+        for name in plan.reads:
+            source, fixed = self.pipeline.reads[name], plan.fixed(name)
+            if again := source.written_again(fixed):
+                log.info("%s: source %r: %s written again with the same bytes", plan.key, name, again[0].path)
+                keep = partial(written_again, self.pipeline.name, plan.checkpoint_id, name, again)
+                self.coordinator.transact(keep)
+                plan = plan.with_files(name, again)
+            if found := source.summed(plan.fixed(name)):
+                keep_files = methodcaller("keep_files", self.pipeline.name, plan.checkpoint_id, name, found)
+                self.coordinator.transact(keep_files)
+                plan = plan.with_files(name, found)
+        hit("attempt.known")
+        return plan
 
     def _check_input(self, plan: Plan) -> None:
         try:

@@ -44,8 +44,9 @@ ROWS = 2
 TRAVELS = 3
 
 WORKING = (
-    "recover.before", "begin.before", "begin.inside", "begin.after", "attempt.before", "attempt.after", "submit.before",
-    "submit.planned", "stage.before", "stage.written", "stage.durable", "stage.manifest", "stage.marked", "stage.after",
+    "recover.before", "begin.before", "begin.inside", "begin.after", "attempt.before", "attempt.after", "attempt.known",
+    "submit.before", "submit.planned", "stage.before", "stage.written", "stage.durable", "stage.manifest",
+    "stage.marked", "stage.after",
     "vote.before", "vote.checked", "vote.inside", "vote.after", "commit.before", "commit.inside", "commit.after",
     "promote.before", "promote.taken", "promote.checked", "promote.gap", "promote.visible", "promote.superseded",
     "promote.durable", "promote.inside", "promote.after", "finish.before", "finish.inside", "finish.after",

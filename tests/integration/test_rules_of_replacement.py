@@ -74,6 +74,9 @@ class Offsets:
     def fix(self, found: int, progress: Progress) -> Input:
         return Input(ranges={"0": (progress.position().get("0", 0), found)})
 
+    def written_again(self, fixed: Any) -> list[Any]:
+        return []
+
     def settle(self, checkpoint_id: int, files: Any) -> None:
         raise AssertionError
 

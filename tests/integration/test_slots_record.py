@@ -466,6 +466,9 @@ class Day:
     def fix(self, found: list[InputFile], progress: Progress) -> Input:
         return Input(files=tuple(found))
 
+    def written_again(self, fixed: Any) -> list[InputFile]:
+        return []
+
     def settle(self, checkpoint_id: int, files: Any) -> None:
         raise AssertionError
 

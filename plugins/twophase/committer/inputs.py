@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from twophase.committer import claims as slot_claims
@@ -111,7 +111,7 @@ class Inputs:
 
     def _files(self, key: Key) -> dict[str, list[InputFile]]:
         f = t.input_file.c
-        query = select(f.source, f.path, f.size, f.mtime_ns).where(
+        query = select(f.source, f.path, f.size, f.mtime_ns, f.xxh3).where(
             (f.pipeline == key.pipeline)
             & (f.checkpoint_id == key.checkpoint_id)
             & (f.revision.is_(None) | (f.revision == key.revision))
@@ -282,10 +282,11 @@ class Inputs:
         """Return those that no checkpoint owns; a known path that looks different now raises InputChanged.
 
         One statement whatever was found: only what is new or changed comes back. A file whose name was freed `since` it
-        was looked for has left the folder meanwhile.
+        was looked for has left the folder meanwhile. The error names the files that may have the same bytes, if there
+        are no others: nothing is read here, where the pipeline is locked.
         """
         query = text("""
-            SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.checkpoint_id
+            SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.xxh3, f.checkpoint_id
             FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:mtimes AS bigint[]))
                 AS n (path, size, mtime_ns)
             LEFT JOIN twophase.input_file f
@@ -297,17 +298,23 @@ class Inputs:
         paths, sizes, mtimes = ([file[column] for file in found] for column in range(3))
         values: dict[str, Any] = {"pipeline": pipeline, "source": source, "since": since}
         values |= {"paths": paths, "sizes": sizes, "mtimes": mtimes}
-        new = []
-        for row in self.connection.execute(query, values):
-            if row.checkpoint_id is not None:
-                msg = (
-                    f"checkpoint {pipeline}/{row.checkpoint_id}: source {source!r}: its file {row.path!r} has changed"
-                    f" since: expected {looks(row.old_size, row.old_mtime_ns)}, found {looks(row.size, row.mtime_ns)};"
-                    f" put the file back as it was, or bring new records under a new name"
-                )
-                raise InputChanged(msg)
-            new.append(InputFile(row.path, row.size, row.mtime_ns))
-        return new
+        rows = self.connection.execute(query, values).all()
+        _refuse_changed(pipeline, source, [row for row in rows if row.checkpoint_id is not None])
+        return [InputFile(row.path, row.size, row.mtime_ns) for row in rows]
+
+    def keep_files(self, pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile]) -> None:
+        """Keep the checksums of fixed files, and their new times where the same bytes were written again."""
+        statement = text("""
+            UPDATE twophase.input_file f SET mtime_ns = n.mtime_ns, xxh3 = n.xxh3
+            FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:times AS bigint[]),
+                        CAST(:sums AS text[])) AS n (path, size, mtime_ns, xxh3)
+            WHERE f.pipeline = :pipeline AND f.checkpoint_id = :checkpoint_id AND f.source = :source
+              AND (f.path, f.size) = (n.path, n.size)
+              AND (f.xxh3 = n.xxh3 OR (f.xxh3 IS NULL AND f.mtime_ns = n.mtime_ns))""")
+        columns = dict(zip(("paths", "sizes", "times", "sums"), map(list, zip(*files, strict=True)), strict=True))
+        values = {"pipeline": pipeline, "checkpoint_id": checkpoint_id, "source": source, **columns}
+        if files:
+            self.connection.execute(statement, values)
 
     def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
         """Return files of COMMITTED checkpoints whose names are still taken, per checkpoint."""
@@ -317,7 +324,7 @@ class Inputs:
             .where((r.pipeline == f.pipeline) & (r.checkpoint_id == f.checkpoint_id) & (r.state == State.COMMITTED))
             .exists()
         )
-        query = select(f.checkpoint_id, f.path, f.size, f.mtime_ns).where(
+        query = select(f.checkpoint_id, f.path, f.size, f.mtime_ns, f.xxh3).where(
             (f.pipeline == pipeline) & (f.source == source) & f.gone_at.is_(None) & f.revision.is_(None) & committed
         )
         found: dict[int, list[InputFile]] = {}
@@ -347,6 +354,22 @@ class Inputs:
             .on_conflict_do_update(constraint="position_pkey", set_={"off": end}, where=p.off == start)
         )
         return bool(moved.rowcount)
+
+
+def _refuse_changed(pipeline: str, source: str, rows: Sequence[Row[Any]]) -> None:
+    """Raise InputChanged for the first of the files that look different, with all of them if only their times do."""
+    said: dict[tuple[str, int], dict[InputFile, str]] = {}
+    for row in rows:
+        was = InputFile(row.path, row.old_size, row.old_mtime_ns, row.xxh3)
+        said.setdefault((source, row.checkpoint_id), {})[was] = (
+            f"checkpoint {pipeline}/{row.checkpoint_id}: source {source!r}: its file {row.path!r} has changed"
+            f" since: expected {looks(row.old_size, row.old_mtime_ns)}, found {looks(row.size, row.mtime_ns)};"
+            f" put the file back as it was, or bring new records under a new name"
+        )
+    others = [row for row in rows if row.xxh3 is None or row.size != row.old_size]
+    for row in [*others, *rows][:1]:
+        was = InputFile(row.path, row.old_size, row.old_mtime_ns, row.xxh3)
+        raise InputChanged(said[source, row.checkpoint_id][was], None if others else said)
 
 
 def _has(revision: Any, sink: str) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a revision

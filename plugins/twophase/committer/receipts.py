@@ -59,7 +59,7 @@ def _adopted(connection: Connection, key: Key) -> Json | None:
 def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
     """Describe what a revision reads: the checkpoint's own for ever, and what is this revision's alone."""
     f, i = t.input_file.c, t.input_revision.c
-    files = select(f.source, f.path, f.size, f.mtime_ns, f.revision).where(
+    files = select(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision).where(
         (f.pipeline == key.pipeline)
         & (f.checkpoint_id == key.checkpoint_id)
         & (f.revision.is_(None) | (f.revision == key.revision))
@@ -71,8 +71,8 @@ def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> di
     return {
         "inputs": inputs,
         "own_inputs": own,
-        "files": [row[:4] for row in found if row[4] is None],
-        "own_files": [row[:4] for row in found if row[4] is not None],
+        "files": [row[:5] for row in found if row[5] is None],
+        "own_files": [row[:5] for row in found if row[5] is not None],
         "upstream": sorted(list(row) for row in connection.execute(upstream)),
     }
 

@@ -160,6 +160,8 @@ input_file = Table(
     _time("gone_at"),
     # NULL: the checkpoint's own for ever; otherwise only what this revision found in its interval
     Column("revision", Integer),
+    # the checksum of its bytes, where that costs little: the same bytes written again are no change
+    Column("xxh3", Text),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     # prevents a file from being read by two checkpoints; a name is free again once its file was archived or deleted
     Index(

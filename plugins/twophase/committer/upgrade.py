@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 #: The version of the record that this code expects: the last of the migrations, in order.
-VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
+VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
 HEAD = VERSIONS[-1]
 
 #: One number for everybody who migrates this record ("twophase" in bytes, cut to 63 bits).

@@ -21,6 +21,8 @@ class InputFile(NamedTuple):
     path: str
     size: int
     mtime_ns: int
+    #: The checksum of its bytes (xxh3, 64 bits), once an attempt has taken it.
+    xxh3: str | None = None
 
 
 def looks(size: int, mtime_ns: int) -> str:

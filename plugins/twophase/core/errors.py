@@ -5,6 +5,15 @@ Messages are one line, lower case: what, which, expected and found, remedy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twophase.core.checkpoint import InputFile
+
+    #: (source, checkpoint) → file → what to say of it if its bytes are others.
+    Rewritten = Mapping[tuple[str, int], Mapping[InputFile, str]]
+
 #: As much of a failure as the record keeps.
 _LONGEST = 900
 
@@ -75,6 +84,11 @@ class SchemaChanged(AttemptFailed):
 
 class InputChanged(AttemptFailed):
     """A fixed input is not what it was when the checkpoint took it."""
+
+    def __init__(self, message: str, rewritten: Rewritten | None = None) -> None:
+        """Say it; with the files that may only have another time, for the same bytes were written again."""
+        super().__init__(message)
+        self.rewritten = rewritten or {}
 
 
 class BadRecord(AttemptFailed):

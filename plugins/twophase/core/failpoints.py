@@ -20,6 +20,7 @@ FAILPOINTS: dict[str, str] = {
     "begin.after": "input fixed, no attempt",
     "attempt.before": "input fixed, epoch not bumped",
     "attempt.after": "attempt open, nothing staged",
+    "attempt.known": "attempt open, the checksums of its input recorded, nothing staged",
     "submit.before": "attempt open, plan not written",
     "submit.planned": "plan written, Spark not started",
     "stage.before": "in Spark: nothing written",

@@ -195,6 +195,10 @@ class Source(Protocol):
         """Choose what this checkpoint reads out of what was found; fast, no outside calls."""
         ...
 
+    def written_again(self, fixed: Input) -> list[InputFile]:
+        """Return those of the files that have another time and the same bytes, as they look now; may be slow."""
+        ...
+
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
         """Do what `after_commit` asks with a committed checkpoint's files; repeatable. Then their names are free."""
         ...
@@ -429,6 +433,10 @@ class Transaction(Protocol):
 
         What has left the folder `since` it was looked at is not new, though its name is free.
         """
+        ...
+
+    def keep_files(self, pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile]) -> None:
+        """Keep the checksums of fixed files, and their new times where the same bytes were written again."""
         ...
 
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Input, InputFile, Key, Known, Revision, Run
 from twophase.core.claims import refusal
-from twophase.core.errors import Busy, ConfigError, PromotionPending
+from twophase.core.errors import Busy, ConfigError, InputChanged, PromotionPending
 from twophase.core.failpoints import hit
 from twophase.core.recovery import recover
 from twophase.core.states import DECIDED, UNDECIDED
@@ -53,7 +54,12 @@ class Taking:
         taken, look = transact(lambda tx: (self._go_on(tx, slot, ended), tx.look(self.pipeline)))
         if taken is None:
             found = {name: self._discover(name, slot, look) for name in self.coordinator.sources}
-            taken = transact(lambda tx: self._take(tx, slot, ended, found, look))
+            take = partial(self._take, slot=slot, ended=ended, found=found, look=look)
+            try:
+                taken = transact(take)
+            except InputChanged as changed:
+                self._let_pass(changed)
+                taken = transact(take)
         if taken is not None and taken.state in UNDECIDED:
             self._adopt(taken)
         hit("begin.after")
@@ -190,6 +196,22 @@ class Taking:
         checkpoint_id = tx.add_checkpoint(self.pipeline, slot, owned)
         return self._add_revision(tx, checkpoint_id, inputs)
 
+    def _let_pass(self, changed: InputChanged) -> None:
+        """Record that known files only have another time, for the same bytes were written again; or raise.
+
+        They are read here, where nothing is locked.
+        """
+        if not changed.rewritten:
+            raise changed
+        for (source, checkpoint_id), said in changed.rewritten.items():
+            fixed = Input(files=tuple(said), checkpoint_id=checkpoint_id)
+            again = self.coordinator.sources[source].written_again(fixed)
+            same = {file.path for file in again}
+            for file, why in said.items():
+                if file.path not in same:
+                    raise InputChanged(why) from changed
+            self.coordinator.transact(partial(written_again, self.pipeline, checkpoint_id, source, again))
+
     def _anew(self, source: str) -> bool:
         """Say whether a source looks anew for each revision."""
         return self.coordinator.sources[source].per_revision
@@ -248,6 +270,16 @@ class Taking:
             hit("adopt.before")
             transact(lambda tx: tx.add_adopted(key, slot, outputs))
             hit("adopt.after")
+
+
+def written_again(pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile], tx: Transaction) -> None:
+    """Keep how files look now that were written again with the same bytes, and say so in the story of their reader."""
+    tx.lock(pipeline)
+    tx.keep_files(pipeline, checkpoint_id, source, files)
+    reader = tx.live_revision(pipeline, checkpoint_id) or tx.committed_revision(pipeline, checkpoint_id)
+    if reader is not None:
+        others = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        tx.note(reader.key, "input written again", f"{source}: {files[0].path}{others}: the same bytes")
 
 
 class _Progress:

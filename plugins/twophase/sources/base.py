@@ -1,7 +1,7 @@
 """What a checkpoint reads.
 
-`discover` and `fix` run at begin, in the coordinator; `check` before each attempt and before each vote, in the
-submitter; `read` and `sifted` in the Spark driver; `settle` after COMMITTED.
+`discover` and `fix` run at begin, in the coordinator; `written_again` and `summed` before each attempt, `check` before
+each attempt and before each vote, in the submitter; `read` and `sifted` in the Spark driver; `settle` after COMMITTED.
 """
 
 from __future__ import annotations
@@ -74,6 +74,14 @@ class Source(Declared):
     @abstractmethod
     def check(self, fixed: Input) -> None:
         """Raise InputChanged, naming the part, unless the fixed input is still what it was."""
+
+    def written_again(self, fixed: Input) -> list[InputFile]:  # noqa: ARG002 - for sources of files
+        """Return those of the files that have another time and the same bytes, as they look now; may be slow."""
+        return []
+
+    def summed(self, fixed: Input) -> list[InputFile]:  # noqa: ARG002 - likewise
+        """Return the files whose checksum was not known and is cheap to take, with it."""
+        return []
 
     @abstractmethod
     def read(self, spark: Any, fixed: Input, slot: str | None = None) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame

@@ -18,7 +18,7 @@ from twophase.sinks.disk import identity
 from twophase.sources import survey
 from twophase.sources.listing import unreadable
 from twophase.sources.quarantine import Quarantine
-from twophase.sources.reading import FixedFiles
+from twophase.sources.reading import FixedFiles, checksum
 from twophase.sources.survey import Found
 
 AFTER_COMMIT = ("keep", "archive", "delete")
@@ -161,7 +161,9 @@ class Files(FixedFiles):
             return landed
         archived = f"{self.archive}/checkpoint={fixed.checkpoint_id:08d}"
         return [
-            path if identity(path) == (file.size, file.mtime_ns) else f"{archived}/{file.path}"
+            path
+            if identity(path) == (file.size, file.mtime_ns) or identity(f"{archived}/{file.path}") is None
+            else f"{archived}/{file.path}"
             for file, path in zip(fixed.files, landed, strict=True)
         ]
 
@@ -184,8 +186,9 @@ class Files(FixedFiles):
         for file in files:
             below.add(file.path.rpartition("/")[0])
             source, target = f"{root}/{file.path}", f"{taken}/{file.path}"
-            self._take(source, target, (file.size, file.mtime_ns))
-            if self.after_commit == "delete" and identity(target) == (file.size, file.mtime_ns):
+            looks_now = _looks_now(file, target, source)
+            self._take(source, target, looks_now)
+            if self.after_commit == "delete" and identity(target) == looks_now:
                 Path(target).unlink(missing_ok=True)
         if self.after_commit == "delete":
             _remove_empty(taken)
@@ -219,6 +222,18 @@ class Files(FixedFiles):
         found = "nothing any more" if there is None else looks(*there)
         msg = f"{self.who}: {source} cannot go to {target}, which holds {found}; move one of them away"
         return ConfigError(msg)
+
+
+def _looks_now(file: InputFile, *places: str) -> tuple[int, int]:
+    """Return what a file that was read looks like in the first place that has one of its name.
+
+    If the same bytes were written again since, it is still that file.
+    """
+    known = (file.size, file.mtime_ns)
+    place, now = next(((place, now) for place in places if (now := identity(place))), ("", known))
+    if file.xxh3 is None or now == known or now[0] != file.size:
+        return known
+    return now if checksum(place, file._replace(mtime_ns=now[1])) == file.xxh3 else known
 
 
 def _make_durable(root: Path, taken: Path, below: Iterable[str]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +30,12 @@ FORMATS = ("json", "csv", "parquet", "text")
 
 #: Hadoop's local file system looks for a checksum file beside each file, and cannot name one with a colon in it.
 _WITH_COLONS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+
+
+#: How many bytes of an input are read for checksums, the smallest files first: a fifth of a second of CPU.
+MOST_SUMMED = 2**30
+THREADS = 4
+_READ_MEANWHILE = "the same bytes were written again while they were read; run it again"
 
 
 class FileFormat(Source):
@@ -152,11 +161,48 @@ class FixedFiles(FileFormat):
         for file, now in zip(fixed.files, self.storage.identities(self.paths(fixed)), strict=True):
             if now != (file.size, file.mtime_ns):
                 found = "nothing" if now is None else looks(*now)
-                msg = (
-                    f"{self.who}: file {file.path}: expected {looks(file.size, file.mtime_ns)}, found {found}; "
-                    f"{self.to_restore}"
-                )
+                again = self.written_again(replace(fixed, files=(file,)))
+                remedy = _READ_MEANWHILE if again else self.to_restore
+                expected = looks(file.size, file.mtime_ns)
+                msg = f"{self.who}: file {file.path}: expected {expected}, found {found}; {remedy}"
                 raise InputChanged(msg)
+
+    def written_again(self, fixed: Input) -> list[InputFile]:
+        """Return the files that have another time and the same bytes, as they look now.
+
+        Only before anything reads them: who reads a file while it is written may see a part of it.
+        """
+        if not self._may_sum(fixed):
+            return []
+        places = self.paths(fixed)
+        known = zip(fixed.files, places, self.storage.identities(places), strict=True)
+        others = [
+            (file._replace(mtime_ns=now[1]), place)
+            for file, place, now in known
+            if file.xxh3 is not None and now is not None and now[0] == file.size and now[1] != file.mtime_ns
+        ]
+        return [now for now, place in others if checksum(place, now) == now.xxh3]
+
+    def summed(self, fixed: Input) -> list[InputFile]:
+        """Read files for the checksums of their bytes, those without one, as far as that costs little."""
+        if not self._may_sum(fixed):
+            return []
+        sizes = sorted(file.size for file in fixed.files)
+        small = {size for size, total in zip(sizes, accumulate(sizes), strict=True) if total <= MOST_SUMMED}
+        wanted = [
+            (file, place)
+            for file, place in zip(fixed.files, self.paths(fixed), strict=True)
+            if file.xxh3 is None and file.size in small
+        ]
+        if not wanted:
+            return []
+        with ThreadPoolExecutor(THREADS) as pool:
+            sums = pool.map(lambda one: checksum(one[1], one[0]), wanted)
+            return [file._replace(xxh3=found) for (file, _), found in zip(wanted, sums, strict=True) if found]
+
+    def _may_sum(self, fixed: Input) -> bool:
+        """Say whether files may be written again here: those of a table never are."""
+        return self.storage is DISK and fixed.table is None
 
     def paths(self, fixed: Input) -> list[str]:
         """Return the fixed files in full."""
@@ -195,3 +241,15 @@ class FixedFiles(FileFormat):
             return
         with sift(self, spark, fixed) as frames:
             yield frames
+
+
+def checksum(path: str, expected: InputFile) -> str | None:
+    """Return the checksum of a file's bytes; None: it is not the file that is expected, not even by its looks.
+
+    A file that is gone or cannot be read is told of by whoever has to read it.
+    """
+    try:
+        found = DISK.digest_file(path)
+    except OSError:
+        return None
+    return found if DISK.identities([path]) == [(expected.size, expected.mtime_ns)] else None

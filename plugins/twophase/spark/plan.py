@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Plan:
     slot: str | None
     #: `module:function`; None when the caller hands a function to the stager in its own process.
     transform: str | None
-    #: name → {"source": declaration, "files": [[path, size, mtime_ns], …], "ranges": {partition: [start, end]},
+    #: name → {"source": declaration, "files": [[path, size, mtime_ns, xxh3], …], "ranges": {partition: [start, end]},
     #: "outputs": [[checkpoint_id, revision, attempt, handle, manifest], …] with "upstream": the sink's declaration and
     #: "upstream_pipeline", "unversioned": path, "table": a version and its columns}; what a source has no use for may
     #: be left out
@@ -54,6 +54,12 @@ class Plan:
             table=read.get("table"),
             checkpoint_id=self.checkpoint_id,
         )
+
+    def with_files(self, name: str, files: Sequence[InputFile]) -> Plan:
+        """Return the plan with some files of a read as they are known now."""
+        known = {file.path: file for file in files}
+        fixed = [known.get(file.path, file) for file in self.fixed(name).files]
+        return replace(self, reads={**self.reads, name: {**self.reads[name], "files": fixed}})
 
     def quarantines(self) -> dict[str, str]:
         """Return the writes that take a read's bad records: write → read."""
