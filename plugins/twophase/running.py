@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import sys
 import threading
@@ -49,6 +50,8 @@ log = logging.getLogger("twophase")
 GRACE = 0.1
 #: Seconds between two looks for input that has to come; the last one goes on.
 POLLS = (1.0, 2.0, 5.0, 10.0, 30.0)
+#: Settings of Spark that may bring a transform from elsewhere.
+_ELSEWHERE = re.compile(r"spark\.(submit\.pyFiles|archives|yarn\.dist\..*|pyspark\..*|executorEnv\..*|files)")
 
 
 def run(
@@ -153,6 +156,7 @@ class Runner:
         def take() -> Revision | None:
             with beginning(self.record, self.pipeline.name, slot, run):
                 self.pipeline.prepare(slot)
+                self._check_transform()
                 return self.coordinator.begin(run, slot=slot, kind=kind)
 
         done = self._take_through(take)
@@ -165,12 +169,23 @@ class Runner:
     ) -> Revision:
         """Take a new revision of a committed checkpoint through; the committed one stands until it is promoted."""
         run = me or script()
-        done = self._take_through(
-            lambda: self.coordinator.replace(run, checkpoint_id, kind=kind, campaign=campaign),
-        )
+
+        def take() -> Revision:
+            self._check_transform()
+            return self.coordinator.replace(run, checkpoint_id, kind=kind, campaign=campaign)
+
+        done = self._take_through(take)
         if done is None:
             raise AssertionError  # a replacement is taken, or refused
         return done
+
+    def _check_transform(self) -> None:
+        """Refuse, before anything is begun, a transform whose source tells that it cannot be called."""
+        from twophase.spark import transforms
+
+        if isinstance(self.stager, InProcess | Submitted) and isinstance(self.pipeline.transform, str):
+            name, reads = self.pipeline.name, self.pipeline.reads
+            transforms.check(name, self.pipeline.transform, reads, here=self.stager.here)
 
     def _slot(self, slot: str | None) -> str | None:
         """Return a slot in its one spelling."""
@@ -303,6 +318,9 @@ def coordinator(
 class InProcess:
     """Stages in this process, in the caller's Spark session."""
 
+    #: Transforms are imported by this interpreter.
+    here = True
+
     def __init__(self, spark: SparkSession, transform: Transform | None) -> None:
         """Use a session; the transform may be any function."""
         self.spark = spark
@@ -341,6 +359,8 @@ class Submitted:
         """Say where Spark runs and how."""
         self.master = master
         self.conf = conf
+        #: Whether transforms are imported by an interpreter and from a path like this one's.
+        self.here = master.startswith("local") and not any(map(_ELSEWHERE.fullmatch, conf))
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
         """Write the plan, submit it, wait for its result."""

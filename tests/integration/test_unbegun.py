@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.settings import data_path
 from twophase.maintenance import sweep
-from twophase.running import Runner
+from twophase.running import Runner, Submitted
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -196,3 +197,24 @@ def test_what_could_not_begin_is_swept_when_its_retention_is_over(record: Postgr
     with record.engine.connect() as connection:
         (left,) = queries.unbegun(connection)
     assert left["slot"].startswith("2026-11-03")
+
+
+def test_a_transform_that_cannot_be_called_adds_no_revision(
+    record: PostgresRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does Spark start for it; the record tells why, until a run begins."""
+    monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(tmp_path))
+    (tmp_path / "counting.py").write_text("def transform(wrods): return wrods\n")
+    land_words(files=1, rows=1)
+    pipeline = words_pipeline(transform="counting:transform")
+    runner = Runner(pipeline, Submitted("local[1]", {}), record=record)
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no read named 'wrods'"):
+            runner.run()
+
+    found = of("words")
+    assert found["failures"] == 2
+    with record.transaction() as tx:
+        assert tx.newest("words", None) is None
+    assert found["last_failure"].startswith("ConfigError: transform transform: no read named 'wrods'")

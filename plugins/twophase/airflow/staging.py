@@ -170,6 +170,7 @@ class StagingOperator(BaseOperator):
         """Take what this run has to work on; why it cannot begin is kept, for there is no revision to keep it yet."""
         from twophase.beginning import beginning
         from twophase.running import enter
+        from twophase.spark import transforms
 
         run, name = tasks.run_of(context), self.pipeline.name
         kind = "replay" if self.checkpoint is not None else "backfill" if tasks.is_backfill(context) else "regular"
@@ -179,6 +180,8 @@ class StagingOperator(BaseOperator):
                 slot = tasks.slot_of(context, self.pipeline)
         with beginning(record, name, slot, run):
             self.pipeline.prepare(slot)
+            if isinstance(self.pipeline.transform, str):
+                transforms.check(name, self.pipeline.transform, self.pipeline.reads, here=False)
             enter(record, self.pipeline, dag_id=run.dag_id)
             return protocol.take(
                 run,

@@ -19,6 +19,7 @@ from twophase.sinks.base import Sink
 from twophase.sources.bad_records import text_of
 from twophase.sources.base import Sifted, Source
 from twophase.spark.plan import Plan
+from twophase.spark.transforms import no_such_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,9 +102,9 @@ def _function(plan: Plan, given: Callable[..., Any] | None) -> Callable[..., Any
 
 def call(function: Callable[..., Any], reads: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
     """Call a transform with what its parameters name: reads, and whatever else there is; `**reads` gets every read."""
-    name = f"transform {getattr(function, '__name__', function)!s}"
+    called = str(getattr(function, "__name__", function))
     if clash := sorted(set(reads) & RESERVED):
-        msg = f"{name}: a read may not be named {', '.join(clash)}; rename it"
+        msg = f"transform {called}: a read may not be named {', '.join(clash)}; rename it"
         raise ConfigError(msg)
     there = {**reads, **extra}
     positional: list[Any] = []
@@ -118,8 +119,7 @@ def call(function: Callable[..., Any], reads: Mapping[str, Any], extra: Mapping[
             else:
                 named[parameter.name] = there[parameter.name]
         elif parameter.default is inspect.Parameter.empty:
-            msg = f"{name}: no read named {parameter.name!r}; there is {', '.join(sorted(there))}"
-            raise ConfigError(msg)
+            raise no_such_read(called, parameter.name, there)
     return function(*positional, **named)
 
 
