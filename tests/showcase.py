@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import text, update
 
@@ -59,11 +59,20 @@ def fill(record: PostgresRecord, pipeline: str = "orders", dag_id: str | None = 
         tell(record, key, story)
 
 
-def enter(record: PostgresRecord, pipeline: str, dag_id: str | None, reads: Sequence[str] = ("orders",)) -> None:
+def enter(
+    record: PostgresRecord,
+    pipeline: str,
+    dag_id: str | None,
+    reads: Sequence[str] = ("orders",),
+    writes: Sequence[str] = (),
+) -> None:
     """Put a pipeline into the record, as one that a DAG runs (None: that nobody has run with Airflow)."""
-    declaration = {**DECLARATION, "reads": {name: {} for name in reads}}
+    declaration: dict[str, dict[str, Any]] = {**DECLARATION, "reads": {name: {} for name in reads}}
+    if writes:
+        declaration["writes"] = {name: {} for name in writes}
+    places = {name: f"/lake/{pipeline}/{name}" for name in writes}
     with record.transaction() as tx:
-        register(tx.connection, pipeline, declaration, {}, lambda _old, _pending: [])
+        register(tx.connection, pipeline, declaration, places, lambda _old, _pending: [])
         if dag_id:
             link(tx.connection, pipeline, dag_id)
 
@@ -155,7 +164,8 @@ def fill_everything(dsn: str) -> None:
     - `daily_totals`: one stale commit, run by the DAG of its name;
     - `secret`: run by the DAG `somebody_elses`;
     - `scratch`: never run by Airflow, and its record is older than its sinks;
-    - `waiting`: of two slots one could not begin, the other waits for its input.
+    - `waiting`: of two slots one could not begin, the other waits for its input;
+    - `growing`: the write `mart` was dropped after two checkpoints, `archive` was added before the third.
     """
     record = PostgresRecord.open(dsn, who="test")
     fill(record)
@@ -167,6 +177,7 @@ def fill_everything(dsn: str) -> None:
     with record.transaction() as tx:
         tx.say_behind("scratch", "sink 'lake' was given commit_seq 9; the record knows up to 6")
     fill_unbegun(record)
+    fill_changed(record)
     with record.engine.begin() as connection:
         connection.execute(text("ANALYZE"))
     record.engine.dispose()
@@ -184,6 +195,19 @@ def fill_unbegun(record: PostgresRecord, pipeline: str = "waiting") -> None:
         tx.not_begun(pipeline, slots[0], Run(pipeline, "scheduled__1"), failed, failed=True)
         tx.not_begun(pipeline, slots[0], Run(pipeline, "scheduled__1"), failed, failed=True)
         tx.not_begun(pipeline, slots[1], Run(pipeline, "scheduled__2"), waits, failed=False)
+
+
+def fill_changed(record: PostgresRecord, pipeline: str = "growing") -> None:
+    """Enter a pipeline with three commits, whose writes have changed before the last."""
+    enter(record, pipeline, pipeline, writes=("lake", "mart"))
+    for number in range(3):
+        if number == 2:
+            enter(record, pipeline, pipeline, writes=("lake", "archive"))
+        with record.transaction() as tx:
+            tx.lock(pipeline)
+            made = tx.add_checkpoint(pipeline, None, {"orders": Input()})
+            key = tx.add_revision(pipeline, made, "regular", Run(pipeline, f"scheduled__{number}"), 3600).key
+        tell(record, key, Story("", State.COMMITTED))
 
 
 def fill_many(record: PostgresRecord, pipeline: str, checkpoints: int) -> None:

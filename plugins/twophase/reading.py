@@ -81,7 +81,7 @@ def _tell_of_holes(record: PostgresRecord, pipeline: str, sink: str) -> None:
     from twophase.committer import writes
 
     with record.engine.connect() as connection:
-        for hole in writes.holes(connection, pipeline):
+        for hole in writes.holes(connection, [pipeline]):
             if hole.name == sink:
                 log.warning("%s: %s", pipeline, hole)
 

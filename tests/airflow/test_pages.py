@@ -56,8 +56,8 @@ TABLE = {
 
 ROUTES = """
 import json
-from twophase.web.app import app
-print(json.dumps([route.path for route in app().routes]))
+from twophase.web.app import router
+print(json.dumps([route.path for route in router.routes]))
 """
 
 
@@ -126,8 +126,8 @@ def test_a_token_that_is_none_is_refused(pages: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("who", "seen"),
     [
-        ("admin", ["daily_totals", "long", "orders", "scratch", "secret", "waiting"]),
-        ("viewer", ["daily_totals", "long", "orders", "scratch", "secret", "waiting"]),
+        ("admin", ["daily_totals", "growing", "long", "orders", "scratch", "secret", "waiting"]),
+        ("viewer", ["daily_totals", "growing", "long", "orders", "scratch", "secret", "waiting"]),
         ("reader", ["orders"]),
         ("stranger", ["secret"]),
     ],
@@ -168,6 +168,15 @@ def test_a_parked_revision_is_told_with_the_command_that_fits(pages: ApiServer) 
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
+        ("/", "3 COMMITTED archive lacks checkpoints 1..2 0 0 0 growing"),
+        ("/pipelines/growing", "orders → lake archive · mart, not declared any more, up to checkpoint 2 "),
+        ("/pipelines/growing", "archive is not whole It takes part from checkpoint 3 on"),
+        (
+            "/pipelines/growing",
+            "checkpoints 1..2 not there. A backfill fills it: twophase backfill growing --checkpoints 1..2 ",
+        ),
+        ("/pipelines/growing/checkpoints/2", "archive has nothing of it The write was added or moved later."),
+        ("/pipelines/growing/checkpoints/2", "A backfill fills it: twophase backfill growing --checkpoints 2 "),
         ("/pipelines/orders/checkpoints/1", "r2 COMMITTED"),
         ("/pipelines/orders/checkpoints/1?revision=1", "r1 SUPERSEDED"),
         ("/pipelines/orders/checkpoints/10", f"{showcase.FAILED} The next run takes its input again."),
@@ -185,7 +194,7 @@ def test_a_parked_revision_is_told_with_the_command_that_fits(pages: ApiServer) 
         ("/pipelines/daily_totals/checkpoints/1", "twophase backfill daily_totals --checkpoints 1"),
         ("/pipelines/scratch", "No checkpoint yet"),
         ("/pipelines/scratch", "No run begins: sink 'lake' was given commit_seq 9"),
-        ("/pipelines/scratch", "twophase reconcile scratch"),
+        ("/pipelines/scratch", "See what it has forgotten, and record it again: twophase reconcile scratch"),
         ("/pipelines/orders?state=SUPERSEDED", "1 r1 SUPERSEDED"),
         ("/pipelines/secret?state=OPEN", "Nothing is open"),
         ("/dags/not_there", "No pipeline has been run by this DAG yet."),

@@ -25,6 +25,8 @@ READ = """INSERT INTO twophase.input_revision
 MARK = """UPDATE twophase.revision d SET outdated = true
     WHERE pipeline = 'after' AND EXISTS (SELECT FROM twophase.revision u WHERE u.pipeline = 'before'
         AND u.checkpoint_id = d.checkpoint_id AND u.revision = 1 AND u.state = 'SUPERSEDED')"""
+#: A write that was added in the end: it lacks all that is committed.
+LATE = f"INSERT INTO twophase.write VALUES ('after', 'late', {CHECKPOINTS + 1}, {CHECKPOINTS + 1})"
 
 Ask = Callable[[Connection], object]
 
@@ -57,6 +59,7 @@ def test_no_page_reads_more_than_it_shows_of_a_long_history(dsn: str, record: Po
     with record.engine.begin() as connection:
         connection.execute(text(READ))
         connection.execute(text(MARK))
+        connection.execute(text(LATE))
     with record.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))
 

@@ -221,7 +221,7 @@ def verify(
                 else:
                     differences.append(found)
         with record.engine.connect() as connection:
-            apart = [*writes.holes(connection, pipeline), *writes.dropped(connection, pipeline)]
+            apart = [*writes.holes(connection, [pipeline]), *writes.dropped(connection, pipeline)]
     if as_json:
         print_json([one._asdict() for one in differences])
     elif differences:

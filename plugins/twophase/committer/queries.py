@@ -84,12 +84,19 @@ _STALE = """
 
 
 def overview(connection: Connection, wanted: Collection[str]) -> list[dict[str, Any]]:
-    """List some pipelines: last commit, and how many of their revisions are pending, parked and stale."""
+    """List some pipelines: last commit, how many revisions are pending, parked and stale, and what a write lacks."""
     query = text(f"{_LAST} WHERE lag.pipeline = ANY(:wanted) ORDER BY pipeline")
     asked = {"wanted": list(wanted)}
     counted = {row.pipeline: row.stale for row in connection.execute(text(_STALE), asked)}
-    found = connection.execute(query, asked)
-    return [{**row._mapping, "stale": counted.get(row.pipeline, 0)} for row in found]
+    holes = list(writes.holes(connection, wanted))
+    return [
+        {
+            **row._mapping,
+            "stale": counted.get(row.pipeline, 0),
+            "lacking": [hole for hole in holes if hole.pipeline == row.pipeline],
+        }
+        for row in connection.execute(query, asked)
+    ]
 
 
 def dags(connection: Connection) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ there until a backfill runs it again. A write that is dropped keeps what it has,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, insert, select, text, update
@@ -15,8 +15,10 @@ from twophase.committer import tables as t
 
 w = t.write.c
 
-#: Stretches of checkpoints that are named; what is more is only counted.
+#: Stretches of checkpoints that are named.
 NAMED = 10
+#: Checkpoints that are looked for: a page must not read a long history to say that all of it is lacking.
+MOST = 1000
 
 #: The committed checkpoints that a write lacks: it had no part in them, or had it in another place. What was there
 #: before us (revision 0) was never a pipeline's output.
@@ -28,7 +30,7 @@ _LACKING = """
 _STRETCHES = text(f"""
     SELECT min(checkpoint_id) AS first, max(checkpoint_id) AS last, count(*) AS missing FROM (
         SELECT r.checkpoint_id, r.checkpoint_id - row_number() OVER (ORDER BY r.checkpoint_id) AS stretch
-        {_LACKING}) lacking GROUP BY stretch ORDER BY 1""")  # noqa: S608 - no user's text
+        {_LACKING} ORDER BY r.checkpoint_id LIMIT {MOST}) lacking GROUP BY stretch ORDER BY 1""")  # noqa: S608 - no user's text
 
 
 class Hole(NamedTuple):
@@ -38,14 +40,23 @@ class Hole(NamedTuple):
     name: str
     #: The first checkpoint that it took part in, where it is now.
     since: int
-    missing: int
-    #: `1..3,7`; only the first stretches.
-    checkpoints: str
+    #: The stretches that are lacking, `1..3` or `7`; only the first ones, and then `…`.
+    stretches: tuple[str, ...]
+
+    @property
+    def checkpoints(self) -> str:
+        """Name what is not there."""
+        one = len(self.stretches) == 1 and ".." not in self.stretches[0]
+        return f"checkpoint{'' if one else 's'} {','.join(self.stretches)}"
+
+    @property
+    def command(self) -> str:
+        """Return what fills the first stretch, and runs nothing again that is not lacking."""
+        return f"twophase backfill {self.pipeline} --checkpoints {self.stretches[0]}"
 
     def __str__(self) -> str:
         """Say what is not there, and since when the write is."""
-        some = f"checkpoint{'' if self.missing == 1 else 's'} {self.checkpoints}"
-        return f"{self.name}: {some} not there, added or moved at {self.since}; a backfill fills it"
+        return f"{self.name}: {self.checkpoints} not there, added or moved at {self.since}; a backfill fills it"
 
 
 class Dropped(NamedTuple):
@@ -77,17 +88,17 @@ def declare(connection: Connection, pipeline: str, old: Mapping[str, str], new: 
         connection.execute(gone.values(until=at.next_checkpoint_id - 1))
 
 
-def holes(connection: Connection, pipeline: str | None = None) -> Iterator[Hole]:
-    """Yield what the writes of a pipeline, or of all, lack; one that was there from the first on costs nothing."""
+def holes(connection: Connection, wanted: Collection[str] | None = None) -> Iterator[Hole]:
+    """Yield what the writes of some pipelines, or of all, lack; one that was there from the first on costs nothing."""
     late = select(t.write).where(w.until.is_(None) & (w.since > 1)).order_by(w.pipeline, w.name)
-    if pipeline is not None:
-        late = late.where(w.pipeline == pipeline)
+    if wanted is not None:
+        late = late.where(w.pipeline.in_(wanted))
     for row in connection.execute(late).all():
         found = connection.execute(_STRETCHES, dict(row._mapping)).all()
         if found:
             named = [str(one.first) if one.first == one.last else f"{one.first}..{one.last}" for one in found[:NAMED]]
-            more = [] if len(found) <= NAMED else ["…"]
-            yield Hole(row.pipeline, row.name, row.since, sum(one.missing for one in found), ",".join(named + more))
+            whole = len(found) <= NAMED and sum(one.missing for one in found) < MOST
+            yield Hole(row.pipeline, row.name, row.since, (*named, *(() if whole else ("…",))))
 
 
 def dropped(connection: Connection, pipeline: str) -> list[Dropped]:
@@ -98,7 +109,7 @@ def dropped(connection: Connection, pipeline: str) -> list[Dropped]:
 
 def settle(connection: Connection, pipeline: str) -> None:
     """Note which writes lack nothing any more: nobody has to look again."""
-    lacking = {hole.name for hole in holes(connection, pipeline)}
+    lacking = {hole.name for hole in holes(connection, [pipeline])}
     whole = (w.pipeline == pipeline) & w.until.is_(None) & (w.since > 1) & w.name.not_in(lacking)
     connection.execute(update(t.write).where(whole).values(since=1, since_seq=1))
 

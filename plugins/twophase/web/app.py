@@ -18,7 +18,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from twophase.cli.people import standing
-from twophase.committer import queries
+from twophase.committer import queries, writes
 from twophase.core.advice import advise
 from twophase.core.errors import ConfigError
 from twophase.core.states import State
@@ -91,6 +91,7 @@ def checkpoints(request: Request, pipeline: OnePipeline, state: State | None = N
         unbegun = queries.unbegun(connection, pipeline, PARKED)
         links = queries.dags_of(connection, pipeline)
         declared = queries.declaration(connection, pipeline)
+        dropped = writes.dropped(connection, pipeline)
     parked = [{**row, "advice": advise(standing(row))} for row in pending if row["parked_reason"]]
     last = found[PAGE - 1] if len(found) > PAGE else None
     return _page(
@@ -107,6 +108,7 @@ def checkpoints(request: Request, pipeline: OnePipeline, state: State | None = N
         older=f"{last['checkpoint_id']}.{last['revision']}" if last else None,
         dags=links,
         declared=declared,
+        dropped=dropped,
     )
 
 
