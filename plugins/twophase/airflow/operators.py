@@ -197,7 +197,7 @@ def kill_job(revision: Revision) -> None:
         return
     try:
         import_path(revision.job["operator"]).kill(revision.job)
-    except (AirflowException, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever the cluster's client raises, or an operator of one's own
         # Nothing depends on it: what it still writes is in a place of its own, which is never promoted.
         log.warning("%s: its job %s could not be killed: %s", revision.key, revision.job["id"], error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,15 @@ from twophase.core import connections
 from twophase.spark import submit as spark
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from airflow.sdk import Context
 
     from twophase.core.checkpoint import Json
+
+
+#: What spark-submit says of a driver on Kubernetes: its namespace and its pod.
+_SUBMITTED = re.compile(r"submission ID [^\s:]+:(\S+-driver)\b")
 
 
 class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
@@ -98,9 +103,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         if hook._is_yarn:  # noqa: SLF001 - likewise
             hook._kill_yarn_application(job["id"])  # noqa: SLF001 - likewise
         elif hook._is_kubernetes:  # noqa: SLF001 - likewise
-            namespace, hook._kubernetes_driver_pod = cls._parse_k8s_external_id(job["id"])  # noqa: SLF001 - likewise
-            hook._connection["namespace"] = namespace  # noqa: SLF001 - likewise
-            hook._delete_driver_pod()  # noqa: SLF001 - likewise
+            _delete_pod(*cls._parse_k8s_external_id(job["id"]))
         else:
             hook._driver_id = job["id"]  # noqa: SLF001 - likewise
             hook.on_kill()
@@ -152,6 +155,16 @@ class Hook(SparkSubmitHook):
         environment["PATH"] = os.pathsep.join(filter(None, [environment.get("PATH"), str(Path(sys.executable).parent)]))
         return environment
 
+    def _process_spark_submit_log(self, itr: Iterator[str]) -> None:
+        """Find the driver's pod in whatever namespace: Airflow's hook knows it only in one that is called spark."""
+        super()._process_spark_submit_log(self._noting_pod(itr))
+
+    def _noting_pod(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            if self._is_kubernetes and (found := _SUBMITTED.search(line)):
+                self._kubernetes_driver_pod = found[1]
+            yield line
+
     def _build_spark_common_args(self) -> list[str]:
         """Put `env_vars` into the child's environment, which would otherwise become a copy of this one."""
         arguments: list[str] = super()._build_spark_common_args()
@@ -159,6 +172,17 @@ class Hook(SparkSubmitHook):
             self._child.update({name: str(value) for name, value in self._env.items()})
             self._env = None
         return arguments
+
+
+def _delete_pod(namespace: str, name: str) -> None:
+    """Delete a driver's pod; one that is gone is no error. The hook would log any refusal, and be content."""
+    from airflow.providers.cncf.kubernetes import kube_client  # type: ignore[import-not-found] # only where it is used
+
+    try:
+        kube_client.get_kube_client().delete_namespaced_pod(name, namespace)
+    except kube_client.ApiException as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
 
 
 def _said_in(properties_file: str | None) -> set[str]:
