@@ -95,7 +95,8 @@ def test_an_installation_gets_one_version_of_spark_with_and_without_the_constrai
     assert bound.items() - {("twophase", wheel.name.split("-")[1])} <= constraints.tested().items()
 
 
-def test_the_wheel_alone_is_enough_for_the_command_line_and_a_dag(wheel: Path) -> None:
+@pytest.mark.spark
+def test_the_wheel_alone_is_enough_for_a_dag_and_a_committed_checkpoint(wheel: Path, dsn: str) -> None:
     """The wheel beside the libraries of this environment, without this checkout: `make test-install` does it whole."""
     folder = wheel.parent
     run(UV, "venv", "-q", "--python", sys.executable, "beside", folder=folder)
@@ -103,17 +104,24 @@ def test_the_wheel_alone_is_enough_for_the_command_line_and_a_dag(wheel: Path) -
     run(UV, "pip", "install", "-q", "--no-deps", "--python", python, wheel, folder=folder)
     packages = next((folder / "beside" / "lib").glob("python*/site-packages"))
     (packages / "libraries.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
-    (folder / "word_count.py").write_text(blocks(PAGE.read_text(encoding="utf-8"))[0]["dags/word_count.py"])
-    settled = {"AIRFLOW_HOME": str(folder / "airflow"), "TWOPHASE_HOME": str(folder / "state")}
+    files, commands = blocks(PAGE.read_text(encoding="utf-8"))
+    (folder / "spark_jobs").mkdir()
+    (folder / "word_count.py").write_text(files["dags/word_count.py"])
+    (folder / "spark_jobs" / "word_count.py").write_text(files["spark_jobs/word_count.py"])
+    settled = {"AIRFLOW_HOME": str(folder / "airflow"), "TWOPHASE_HOME": str(folder / "state"), "TWOPHASE_DSN": dsn}
+    land = [line for line in commands[-1].splitlines() if line.startswith(("mkdir", "echo"))]
     status = json.loads(run(python.with_name("twophase"), "status", "--json", folder=folder, **settled))
     code = (
         "import word_count, twophase; print(twophase.__file__, word_count.dag.dag_id, sorted(word_count.dag.task_ids))"
     )
     said = run(python, "-W", "ignore", "-c", code, folder=folder, **settled).splitlines()[-1]
+    run("bash", "-ec", "\n".join(land), folder=folder, **settled)
+    committed = run(python.with_name("twophase"), "run", "word_count.py", folder=folder, **settled)
 
     assert status["versions"]["twophase"] == wheel.name.split("-")[1]
     assert status["spark"]["spark_home"]
     assert said == f"{packages / 'twophase' / '__init__.py'} word_count ['abort', 'commit', 'stage']"
+    assert re.search(r"^word_count +1 +1 COMMITTED +1 +1 ", committed, re.MULTILINE), committed
 
 
 def blocks(page: str) -> tuple[dict[str, str], list[str]]:
