@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode, urlsplit
 
 from twophase.core.errors import ConfigError
 
@@ -91,6 +92,12 @@ def connection(conn_id: str) -> Connection | None:
 lookup: Callable[[str], Connection | None] = connection
 
 
+#: Names of values that nobody may see.
+SECRET = re.compile(r"secret|token|password|credential|access-key", re.IGNORECASE)
+#: Those that were looked up here, but for what is so short that it is in any text.
+_secrets: set[str] = set()
+_SHORTEST = 6
+
 #: Where `lookup` has looked for a connection, in the words of an error.
 where: Callable[[str], str] = variable
 
@@ -104,7 +111,17 @@ def required(conn_id: str) -> Connection:
             f" define it in Airflow (airflow connections add {conn_id}), or set {variable(conn_id)}"
         )
         raise ConfigError(msg)
+    secrets = [found.password, *(value for name, value in found.extra.items() if SECRET.search(name))]
+    _secrets.update(str(secret) for secret in secrets if secret and len(str(secret)) >= _SHORTEST)
     return found
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of another system without the secrets that this process has looked up: it may repeat them."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        for written in (secret, quote(secret, safe=""), quote_plus(secret), json.dumps(secret)[1:-1]):
+            text = text.replace(written, "***")
+    return text
 
 
 def exported(conn_ids: Iterable[str]) -> dict[str, str]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from twophase.sinks.storage import Storage
 
-#: Properties that no declaration may have: they would be in the record for everybody to read.
-_SECRET = re.compile(r"secret|token|password|credential|access-key", re.IGNORECASE)
 _SQLITE = "sqlite:///"
 
 
@@ -31,7 +29,8 @@ def declared(who: str, table: str, catalog: str | Mapping[str, str]) -> str | di
     if isinstance(catalog, str):
         return catalog
     for name, value in catalog.items():
-        if _SECRET.search(name) or urlsplit(str(value)).password:
+        # it would be in the record for everybody to read
+        if connections.SECRET.search(name) or urlsplit(str(value)).password:
             msg = f"{who}: catalog property {name!r} is a secret; give the catalog as a connection's id"
             raise ConfigError(msg)
     found = dict(catalog)

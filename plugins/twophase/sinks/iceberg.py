@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key
+from twophase.core.connections import without_secrets
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.sinks import catalogs, iceberg_deletes, iceberg_types, rules, types
@@ -408,15 +409,21 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (exceptions.CommitFailedException, IntegrityError) as error:  # the latter: two make one namespace at once
-        raise Conflict(_line(error)) from error
+        raise Conflict(_line(error)) from _cause(error)
     except (exceptions.ValidationError, exceptions.ValidationException) as error:
-        raise Refused(_line(error)) from error
+        raise Refused(_line(error)) from _cause(error)
     except (exceptions.RESTError, exceptions.WaitingForLockException, SQLAlchemyError, OSError) as error:
-        raise Trouble(_line(error)) from error
+        raise Trouble(_line(error)) from _cause(error)
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return without_secrets(str(error).strip().partition("\n")[0])
+
+
+def _cause(error: Exception) -> Exception | None:
+    """Return an error, unless a catalog has repeated a secret in it: who prints the causes would show it."""
+    text = str(error)
+    return error if without_secrets(text) == text else None
 
 
 def _newer(version: str) -> str:

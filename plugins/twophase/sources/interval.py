@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -276,8 +276,8 @@ class Interval(FixedFiles):
         try:
             if self.catalog is None:
                 return versions.delta(self.root, self.storage, self.who)
-            catalog = catalogs.client(self.who, self.catalog, self.storage)
-            return versions.iceberg(catalog, self.path, self.storage, self.who)
+            look_up = partial(catalogs.client, self.who, self.catalog, self.storage)
+            return versions.iceberg(look_up, self.path, self.storage, self.who)
         except Refused as error:
             msg = f"{self.who}: {error}"
             raise ConfigError(msg) from error

@@ -6,7 +6,7 @@ Delta's log and Iceberg's metadata are read here, at begin; Spark is told the li
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -170,7 +170,7 @@ def _text(value: object) -> str | None:
 # --- Iceberg ---------------------------------------------------------------------------------------------------------
 
 
-def iceberg(catalog: Catalog, name: str, storage: Storage, who: str) -> Version | None:
+def iceberg(catalog: Callable[[], Catalog], name: str, storage: Storage, who: str) -> Version | None:
     """Read the current snapshot of an Iceberg table; None: there is no table. Trouble if it cannot be said."""
     from pyiceberg.exceptions import NoSuchTableError
 
@@ -178,7 +178,7 @@ def iceberg(catalog: Catalog, name: str, storage: Storage, who: str) -> Version 
 
     try:
         with explained():
-            return _current(catalog.load_table(name), storage, who)
+            return _current(catalog().load_table(name), storage, who)
     except NoSuchTableError:
         return None
 
