@@ -84,6 +84,27 @@ def test_a_sink_whose_storage_fails_delays_itself_alone_and_is_finished_once_it_
     assert counted(visible("lake/copy")) == counted(bench.rows)
 
 
+def test_folders_that_somebody_removed_because_they_were_empty_are_made_again(bench: Bench) -> None:
+    """No run has to come: recovery finishes what is decided, a replacement too."""
+    bench.upto("commit.after")
+    (bench.beside / "taken").rmdir()
+    assert twophase("recover", "words", "--wait").exit_code == 0
+    assert bench.state() is State.COMMITTED
+    failpoints.configure("commit.after=raise")
+    with pytest.raises(FailpointError):
+        bench.process().replace(1)
+    failpoints.configure("")
+    for name in ("taken", "superseded"):
+        (bench.beside / name).rmdir()
+
+    assert twophase("recover", "words", "--wait").exit_code == 0
+
+    with bench.record.transaction() as tx:
+        assert tx.revision(Key("words", 1, 2)).state is State.COMMITTED
+    assert counted(visible("lake/copy")) == counted(bench.rows)
+    assert len(list((bench.beside / "superseded").iterdir())) == 1
+
+
 def test_whatever_a_sink_of_ones_own_raises_is_no_reason_to_stop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in promotion nor in recovery; it is told in one line, and tried again."""
     bench.upto("commit.after")

@@ -134,7 +134,7 @@ class Files(Sink):
         table = Path(self.location())
         beside = side(table)
         if table.is_symlink():  # by each of its names it would have another folder beside it
-            real = table.resolve()
+            real = os.path.realpath(table)  # of links in a circle it is one of them
             msg = f"sinks.Files {self.path!r}: {table} is a link; name {real} itself, and move {beside.name} beside it"
             raise ConfigError(msg)
         if slot is not None and (foreign := self._foreign(slot)) is not None and not self.adopts:

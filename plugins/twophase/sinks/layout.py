@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twophase.core.checkpoint import Json, Key
+from twophase.sinks import disk
 from twophase.sinks.storage import DISK, Storage
 
 MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
@@ -100,6 +101,13 @@ class Place:
     def reachable(self) -> bool:
         """Say whether the table is there: it is not, if its storage is not mounted."""
         return self.table.is_dir()
+
+    def make_sides(self) -> None:
+        """Make the folders that promotion moves into, if somebody removed them: they are empty most of the time."""
+        for folder in (self.taken, self.superseded(0).parent):
+            if self.side.is_dir() and not folder.exists():
+                folder.mkdir(exist_ok=True)
+                disk.fsync_folder(self.side)
 
     def taken_by_others(self, prefix: str | None = None) -> list[Path]:
         """List the folders of this attempt (or with another prefix) that a promoter took and left."""

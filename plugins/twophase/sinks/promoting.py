@@ -149,6 +149,7 @@ class Promoter:
             return self.find()
         if theirs := owning.objection(self.place.storage, str(self.place.side), self.key.pipeline):
             return self._promoted() or Promotion(Outcome.FAILED, theirs, Hindrance.REFUSED)
+        self.place.make_sides()
         for _ in range(TRIES):
             promoted = self._promoted()
             if promoted:
