@@ -64,12 +64,16 @@ class Table(NamedTuple):
 
 
 def dsn(conn_id: str, settings: str = "") -> str:
-    """Return how libpq reaches a database, with the settings of a session; password included, so never for showing."""
+    """Return how libpq reaches a database, with the settings of a session; password included, so never for showing.
+
+    Texts are UTF-8 in every session, whatever the database keeps them as: it converts them, or says that it cannot.
+    """
     found = connections.required(conn_id)
     if found.conn_type not in {"postgres", "postgresql"}:
         msg = f"connection {conn_id}: expected type postgres, found {found.conn_type or 'none'!r}"
         raise ConfigError(msg)
-    return replace(found, extra={**found.extra, "options": options(found.extra, settings)}).url("postgresql")
+    ours = {"options": options(found.extra, settings), "client_encoding": "UTF8"}
+    return replace(found, extra={**found.extra, **ours}).url("postgresql")
 
 
 def options(extra: Mapping[str, Any], settings: str = "") -> str:

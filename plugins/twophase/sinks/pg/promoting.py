@@ -12,6 +12,7 @@ COMMIT ── reply lost? ─→ unknown: the marker tells
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -202,14 +203,15 @@ class Promoter:
     def _mark(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
         """Put the marker in; False: another promoter has."""
         from psycopg2 import sql
-        from psycopg2.extras import Json as Jsonb
 
         query = (
             "INSERT INTO {} (pipeline, target, checkpoint_id, revision, attempt, manifest, slot_order, kept)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
         )
         slot = self.order if isinstance(self.order, str) else None
-        manifest = Jsonb(dict(self.manifest))
+        manifest = json.dumps(
+            dict(self.manifest), ensure_ascii=False
+        )  # names of columns, in the database's own letters
         values = (self.key[0], str(self.target), *self.key[1:], self.attempt, manifest, slot, self.mode.keeps)
         cursor.execute(sql.SQL(query).format(MARKERS.sql), values)
         return int(cursor.rowcount) == 1

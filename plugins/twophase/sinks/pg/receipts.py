@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from twophase.sinks.receipts import conflict
 RECEIPTS = Table(history.SCHEMA, "receipt")
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, commit_seq bigint, epoch integer NOT NULL,
     receipt jsonb NOT NULL, PRIMARY KEY (pipeline, target, commit_seq))"""
+#: The key of a receipt that is kept as a text, in letters that every encoding has.
+_ESCAPED = "escaped"
 
 
 class Refused(Exception):
@@ -43,7 +46,6 @@ def _is_there(cursor: Any) -> bool:  # noqa: ANN401 - a cursor
 def keep(cursor: Any, target: Table, receipt: Json | None) -> None:  # noqa: ANN401 - a cursor
     """Keep a receipt; its number must be this decision's. What is staged again after its decision has a later epoch."""
     from psycopg2 import sql
-    from psycopg2.extras import Json as Jsonb
 
     if receipt is None:
         return
@@ -51,14 +53,25 @@ def keep(cursor: Any, target: Table, receipt: Json | None) -> None:  # noqa: ANN
     where = (receipt["pipeline"], str(target), receipt["commit_seq"])
     query = "SELECT receipt FROM {} WHERE pipeline = %s AND target = %s AND commit_seq = %s"
     cursor.execute(sql.SQL(query).format(RECEIPTS.sql), where)
-    if (there := cursor.fetchone()) and (why := conflict(receipt, there[0])):
+    if (there := cursor.fetchone()) and (why := conflict(receipt, _read(there[0]))):
         raise Refused(why, Hindrance.FOREIGN)
     query = (
         "INSERT INTO {} AS r (pipeline, target, commit_seq, epoch, receipt) VALUES (%s, %s, %s, %s, %s)"
         " ON CONFLICT (pipeline, target, commit_seq)"
         " DO UPDATE SET epoch = excluded.epoch, receipt = excluded.receipt WHERE r.epoch < excluded.epoch"
     )
-    cursor.execute(sql.SQL(query).format(RECEIPTS.sql), (*where, receipt["epoch"], Jsonb(dict(receipt))))
+    cursor.execute(sql.SQL(query).format(RECEIPTS.sql), (*where, receipt["epoch"], _written(receipt)))
+
+
+def _written(receipt: Json) -> str:
+    """Return a receipt as any database takes it: a path may have letters that its encoding lacks."""
+    text = json.dumps(dict(receipt))
+    return text if "\\u" not in text else json.dumps({_ESCAPED: text})
+
+
+def _read(kept: Json) -> Json:
+    found: Json = json.loads(kept[_ESCAPED]) if _ESCAPED in kept else kept
+    return found
 
 
 def newest(cursor: Any, target: Table, pipeline: str) -> int | None:  # noqa: ANN401 - a cursor
@@ -80,7 +93,7 @@ def since(cursor: Any, target: Table, pipeline: str, seq: int) -> Iterator[Json]
     if _is_there(cursor):
         query = "SELECT receipt FROM {} WHERE pipeline = %s AND target = %s AND commit_seq >= %s ORDER BY commit_seq"
         cursor.execute(sql.SQL(query).format(RECEIPTS.sql), (pipeline, str(target), seq))
-        yield from (row[0] for row in cursor.fetchall())
+        yield from (_read(row[0]) for row in cursor.fetchall())
 
 
 def marked(cursor: Any, markers: Table, target: Table, pipeline: str) -> Iterator[tuple[int, int]]:  # noqa: ANN401 - a cursor
