@@ -87,6 +87,34 @@ def test_a_second_pipeline_is_refused_by_whatever_way_it_comes(record: PostgresR
     assert any("belongs to pipeline 'words'" in found.difference for found in told)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        """CREATE TABLE public.words (id int8, word text, frequency bigint, _checkpoint bigint) PARTITION BY LIST (id);
+        CREATE TABLE public.some PARTITION OF public.words DEFAULT; CREATE TABLE public.others (LIKE public.words)""",
+        """CREATE TABLE public.words (id bigint, word text, frequency bigint, _checkpoint bigint);
+        CREATE TABLE public.some () INHERITS (public.words); CREATE TABLE public.others () INHERITS (public.words)""",
+    ],
+    ids=["partition", "inheritance"],
+)
+@pytest.mark.parametrize("names", [("words", "some"), ("some", "words")], ids="→".join)
+def test_a_table_whose_rows_are_those_of_anothers_is_refused(
+    record: PostgresRecord, home: Path, target: Any, made: str, names: tuple[str, str]
+) -> None:
+    """A partition and the table that it is of have one owner; what is beside it has its own."""
+    target.execute(made)
+    first, second = (sinks.Postgres(name, conn_id="dwh") for name in names)
+    land_words(files=1)
+    runner(record, "first", first).run()
+
+    told = f"table public.{names[1]} shares rows with public.{names[0]}, which belongs to pipeline 'first', and two"
+    with pytest.raises(ConfigError, match=told):
+        runner(record, "second", second)
+
+    if names[0] == "some":
+        runner(record, "third", sinks.Postgres("others", conn_id="dwh"))
+
+
 def test_a_table_of_before_there_were_owners_is_its_writers(record: PostgresRecord, ways: Any, target: Any) -> None:
     """Markers and manifests say whose it is; its own pipeline takes it, another does not."""
     first, second = ways

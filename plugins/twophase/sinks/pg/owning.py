@@ -1,7 +1,8 @@
 """Which pipeline a target belongs to: a table in its own database says so, whichever connection leads there.
 
 Rows carry the number of their checkpoint, not its pipeline: what two pipelines put into one table nobody could tell
-apart, and a replacement of the one would delete rows of the other.
+apart, and a replacement of the one would delete rows of the other. Rows of a partition, or of a table that inherits,
+are also those of the table above.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def claim(cursor: Any, pipeline: str, target: Table, markers: Table) -> str | No
 
     owner = owner_of(cursor, target)
     if owner is None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks owner'))")  # none is taken beside it
         before = sql.SQL("SELECT pipeline FROM {} WHERE target = %s AND pipeline <> %s LIMIT 1")
         cursor.execute(before.format(markers.sql), (str(target), pipeline))
         if row := cursor.fetchone():
@@ -54,7 +56,30 @@ def claim(cursor: Any, pipeline: str, target: Table, markers: Table) -> str | No
             take = sql.SQL("INSERT INTO {} (target, pipeline) VALUES (%s, %s) ON CONFLICT DO NOTHING")
             cursor.execute(take.format(OWNERS.sql), (str(target), pipeline))
             owner = owner_of(cursor, target)
-    return None if owner in {None, pipeline} else two_owners(f"table {target}", str(owner))
+    if owner not in {None, pipeline}:
+        return two_owners(f"table {target}", str(owner))
+    if other := _relative(cursor, pipeline, target):
+        return two_owners(f"table {target} shares rows with {other[0]}, which", other[1])
+    return None
+
+
+def _relative(cursor: Any, pipeline: str, target: Table) -> tuple[str, str] | None:  # noqa: ANN401 - a cursor
+    """Return a table of another pipeline's whose rows are the target's too, and whose it is: a parent, a partition."""
+    from psycopg2 import sql
+
+    query = sql.SQL(
+        "WITH RECURSIVE it AS (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        "  WHERE n.nspname = %(schema)s AND c.relname = %(name)s),"
+        " above AS (SELECT oid FROM it UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = above.oid),"
+        " below AS (SELECT oid FROM it UNION SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = below.oid)"
+        " SELECT o.target, o.pipeline FROM (SELECT oid FROM above UNION SELECT oid FROM below) AS r"
+        " JOIN pg_class c ON c.oid = r.oid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN {} AS o ON o.target = n.nspname || '.' || c.relname WHERE o.pipeline <> %(pipeline)s LIMIT 1"
+    )
+    names = {"schema": target.schema, "name": target.name, "pipeline": pipeline}
+    cursor.execute(query.format(OWNERS.sql), names)
+    found: tuple[str, str] | None = cursor.fetchone()
+    return found
 
 
 def hand_over(cursor: Any, target: Table, old: str, new: str) -> str | None:  # noqa: ANN401 - a cursor
