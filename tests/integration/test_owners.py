@@ -176,6 +176,10 @@ def test_a_table_that_is_a_link_itself_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"lake/words is a link; name \S+lake/real itself, and move words.twophase"):
         words_pipeline(writes={"out": sinks.Files("lake/words")}).prepare()
 
+    data_path("lake/circle").symlink_to(data_path("lake/circle"))
+    with pytest.raises(ConfigError, match=r"lake/circle is a link"):
+        words_pipeline(writes={"out": sinks.Files("lake/circle")}).prepare()
+
 
 # --- handing over ----------------------------------------------------------------------------------------------------
 
