@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from conftest import administer
+from postgres_words import Words, words
 from prestaging import Attempted, Rows, prestage
 from twophase import sinks
 from twophase.core.checkpoint import Key
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 
@@ -163,6 +164,22 @@ RIGHTS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
             ("has no UPDATE on public.words", "GRANT UPDATE ON words TO {}"),
         ],
     ),
+    (  # what is overwritten is read
+        "words (id bigint PRIMARY KEY, word text)",
+        UPSERT,
+        [
+            ("has no INSERT", "GRANT INSERT, UPDATE, SELECT (id) ON words TO {}"),
+            ("has no SELECT on column 'word'; grant it", "GRANT SELECT (word) ON words TO {}"),
+        ],
+    ),
+    (
+        "words (id bigint, word text, _checkpoint bigint)",
+        {},
+        [
+            ("has no INSERT", "GRANT INSERT, DELETE, SELECT (id) ON words TO {}"),
+            ("has no SELECT on column '_checkpoint'; grant it", "GRANT SELECT (_checkpoint) ON words TO {}"),
+        ],
+    ),
     (
         "words (id bigint, word text, _checkpoint bigint) PARTITION BY LIST (_checkpoint)",
         {"attach": True},
@@ -203,6 +220,64 @@ def test_a_right_that_is_missing_is_named_before_the_vote_and_granting_it_helps(
         target.execute(remedy.format(promoter))
 
     take(sink, Key("words", 9, 1))
+
+
+def test_a_right_that_only_a_replacement_needs_is_named_before_its_vote(target: Any, promoter: str) -> None:
+    """An upsert that is run again takes out what it put in and does not any more."""
+    target.execute("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
+    target.execute(f"GRANT SELECT, INSERT, UPDATE ON words TO {promoter}")
+    sink = sinks.Postgres("words", conn_id="dwh", **UPSERT)
+    take(sink, Key("words", 1, 1))
+
+    with pytest.raises(ConfigError, match="has no DELETE, by which a checkpoint is replaced; grant it"):
+        take(sink, Key("words", 1, 2))
+    target.execute(f"GRANT DELETE ON words TO {promoter}")
+    take(sink, Key("words", 1, 3))
+
+
+def test_what_can_only_be_read_is_named_before_anything_is_recorded_and_waited_for_after_the_decision(
+    target: Any, dsn: str
+) -> None:
+    """A standby is a primary again in a moment: nobody has to decide anything."""
+    table = Words(target, "CREATE TABLE words (id bigint, word text, _checkpoint bigint)")
+    staged = table.stage(words(1))
+    table.check(staged)
+    administer(dsn, f"ALTER DATABASE {make_url(dsn).database} SET default_transaction_read_only = on")
+
+    with pytest.raises(SinkUnavailable, match="can be written to, found default_transaction_read_only = on; turn it"):
+        table.sink.prepare()
+    assert table.promote(staged).outcome is Outcome.RETRY_LATER
+
+    administer(
+        dsn,
+        "SET default_transaction_read_only = off",
+        f"ALTER DATABASE {make_url(dsn).database} RESET default_transaction_read_only",
+    )
+    assert table.promote(staged).outcome is Outcome.PROMOTED
+
+
+def test_a_promotion_that_somebody_ends_is_tried_again(target: Any, dsn: str) -> None:
+    """A limit on statements, or a person who cancels one, says nothing against the rows: nobody is asked about them."""
+    table = Words(
+        target,
+        "CREATE TABLE words (id bigint, word text, _checkpoint bigint)",
+        "CREATE TABLE blockade (on_ boolean)",
+        """CREATE FUNCTION ended() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM pg_cancel_backend(pg_backend_pid()) FROM public.blockade; PERFORM pg_sleep(0); RETURN NEW; END $$""",
+        "CREATE TRIGGER ended BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION ended()",
+    )
+    staged = table.stage(words(1))
+    table.check(staged)
+    target.execute("INSERT INTO blockade VALUES (true)")
+
+    assert table.promote(staged).outcome is Outcome.RETRY_LATER
+    with pytest.raises(
+        SinkUnavailable, match="canceling statement due to user request; nothing was changed, try again"
+    ):
+        table.check(staged)
+
+    target.execute("TRUNCATE blockade")
+    assert table.promote(staged).outcome is Outcome.PROMOTED
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ class Postgres(Sink):
         try:
             stager = self._stager()
             with database.committed(self.conn_id) as cursor:
+                fit.check_writable(cursor)
                 fit.check(cursor, slot)
                 fit.create_schema(cursor)
                 promoting.create_markers(cursor)

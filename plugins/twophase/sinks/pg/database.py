@@ -23,8 +23,9 @@ IDLE_TIMEOUT = "60s"
 #: would be looked for; a policy of row security, which runs code of its owner's, is an error instead.
 SAFE = "-c search_path=pg_catalog,pg_temp -c row_security=off"
 _CONNECT_SECONDS = 10
-#: What passes by itself: connections, resources (disk full too), locks, conflicts, a server that is told to stop.
-_PASSING = ("08", "53", "55P03", "40", "57P", "58030")
+#: What passes by itself: connections, resources (disk full too), locks, conflicts, a server that is told to stop; a
+#: statement that a limit or a person ended; a standby that is not the primary yet.
+_PASSING = ("08", "53", "55P03", "40", "57P", "57014", "58030", "25P03", "25P04", "25006")
 _TABLE_PARTS = 2
 #: Of a longer name PostgreSQL keeps so much, without a word.
 NAME_BYTES = 63

@@ -53,6 +53,8 @@ class Column(NamedTuple):
     not_null: bool
     #: Whether it has a value when none is given.
     has_default: bool
+    #: Whether that value comes of an expression over the row, or of somebody's function: either can fail.
+    computed: bool
     #: The type below, if its own is a domain.
     base: str | None
     identity: bool
@@ -87,12 +89,27 @@ def columns_of(cursor: Any, oid: int) -> list[Column]:  # noqa: ANN401 - a curso
         "SELECT a.attname, CASE WHEN a.attgenerated <> '' THEN 'generated'"
         "  WHEN a.attidentity = 'a' THEN 'an identity that is always generated' END,"
         " a.attnotnull, a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,"
+        " a.attgenerated <> '' OR EXISTS (SELECT FROM pg_attrdef f JOIN pg_depend d ON d.objid = f.oid"
+        "  AND d.classid = 'pg_attrdef'::regclass AND d.refclassid = 'pg_proc'::regclass"
+        "  WHERE f.adrelid = a.attrelid AND f.adnum = a.attnum),"
         " CASE WHEN t.typtype = 'd' THEN format_type(t.typbasetype, t.typtypmod) END, a.attidentity <> ''"
         " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
         " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
         (oid,),
     )
     return [Column(*row) for row in cursor.fetchall()]
+
+
+def columns_given_by(cursor: Any, oid: int) -> str | None:  # noqa: ANN401 - a cursor
+    """Return the table or type that alone says which columns a table has; None: it can be given one itself."""
+    cursor.execute(
+        "SELECT CASE WHEN relispartition THEN 'table ' || (SELECT inhparent::regclass FROM pg_inherits"
+        " WHERE inhrelid = c.oid) WHEN reloftype <> 0 THEN 'type ' || reloftype::regtype END FROM pg_class c"
+        " WHERE oid = %s",
+        (oid,),
+    )
+    found: str | None = cursor.fetchone()[0]
+    return found
 
 
 def definitions_of(cursor: Any, oid: int) -> dict[str, str]:  # noqa: ANN401 - a cursor
@@ -135,31 +152,65 @@ def checks_of(cursor: Any, oid: int) -> list[Check]:  # noqa: ANN401 - a cursor
     return [Check(*row) for row in cursor.fetchall()]
 
 
-class Unique(NamedTuple):
-    """A unique index."""
+class Index(NamedTuple):
+    """An index, or what is kept by one: a primary key, a unique or an exclusion constraint."""
 
     name: str
     columns: list[str]
-    #: Whether it holds for each row, at each moment, by its columns as they are.
+    #: Whether rows of others decide upon a row.
+    excludes: bool
+    #: Whether it holds for each row, at each moment, by its columns as they are: no expression can fail in it.
     plain: bool
+    #: Its columns whose values have no fixed length, those that it only includes too.
+    long: list[str]
 
 
-def uniques_of(cursor: Any, oid: int) -> list[Unique]:  # noqa: ANN401 - a cursor
-    """Return the unique indexes and exclusion constraints of a table, its primary key too."""
+def indexes_of(cursor: Any, oid: int) -> list[Index]:  # noqa: ANN401 - a cursor
+    """Return the indexes of a table that a new row gets into."""
     cursor.execute(
         "SELECT x.relname, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid"
-        "  AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])),"
-        " i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL AND NOT i.indisexclusion"
+        "  AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])), i.indisunique OR i.indisexclusion,"
+        " i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL AND NOT i.indisexclusion,"
+        " ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid"
+        "  AND a.attnum = ANY(i.indkey::int2[]) AND a.attlen = -1)"
         " FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid"
-        " WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND i.indisready ORDER BY x.relname",
+        " WHERE i.indrelid = %s AND i.indisready ORDER BY x.relname",
         (oid,),
     )
-    return [Unique(*row) for row in cursor.fetchall()]
+    return [Index(*row) for row in cursor.fetchall()]
 
 
 def has_unique_key(cursor: Any, oid: int, key: Collection[str]) -> bool:  # noqa: ANN401 - a cursor
     """Say whether rows can be changed by a key: a valid unique index on just its columns, that waits for no commit."""
-    return any(found.plain and sorted(found.columns) == sorted(key) for found in uniques_of(cursor, oid))
+    found = (index for index in indexes_of(cursor, oid) if index.excludes and index.plain)
+    return any(sorted(index.columns) == sorted(key) for index in found)
+
+
+def numbers_left(cursor: Any, oid: int, written: Collection[str]) -> dict[str, int]:  # noqa: ANN401 - a cursor
+    """Return how many numbers each sequence can still give to the columns that the output lacks."""
+    cursor.execute(
+        "WITH fills AS (SELECT a.atttypid, d.refobjid AS oid FROM pg_attribute a"
+        "  JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum"
+        "  JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid"
+        "  AND d.refclassid = 'pg_class'::regclass WHERE a.attrelid = %(oid)s AND a.attname <> ALL(%(written)s)"
+        " UNION SELECT a.atttypid, d.objid FROM pg_attribute a"
+        "  JOIN pg_depend d ON d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid"
+        "  AND d.refobjsubid = a.attnum AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'"
+        "  WHERE a.attrelid = %(oid)s AND a.attname <> ALL(%(written)s) AND a.attidentity <> ''),"
+        " held AS (SELECT s.*, CASE atttypid WHEN 'int2'::regtype THEN 32767 WHEN 'int4'::regtype THEN 2147483647"
+        "   ELSE seqmax END AS holds, COALESCE(pg_sequence_last_value(seqrelid), seqstart - seqincrement) AS last"
+        "  FROM pg_sequence s JOIN fills ON fills.oid = seqrelid WHERE NOT seqcycle)"
+        " SELECT seqrelid::regclass::text, min(CASE WHEN seqincrement > 0 THEN least(seqmax, holds)::numeric - last"
+        "  ELSE last::numeric - seqmin END / abs(seqincrement)) FROM held GROUP BY 1 ORDER BY 1",
+        {"oid": oid, "written": list(written)},
+    )
+    return {name: int(left) for name, left in cursor.fetchall()}
+
+
+def has_event_triggers(cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether somebody's code decides upon what is made, altered or dropped in the database."""
+    cursor.execute("SELECT FROM pg_event_trigger WHERE evtenabled IN ('O', 'A') AND evtevent <> 'login' LIMIT 1")
+    return cursor.fetchone() is not None
 
 
 def watchers_of(cursor: Any, oid: int) -> list[str]:  # noqa: ANN401 - a cursor

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.sinks.pg import demands, rights, slots, staging
 from twophase.sinks.pg.database import Table
 from twophase.sinks.pg.demands import Column
@@ -93,6 +93,15 @@ class Fit:
     slot_column: str | None
     #: Whether checkpoints stand for slots.
     by_slots: bool
+
+    def check_writable(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Raise SinkUnavailable where nothing can be written: a standby may be the primary in a moment."""
+        cursor.execute("SELECT current_setting('transaction_read_only')::boolean, pg_is_in_recovery()")
+        read_only, in_recovery = cursor.fetchone()
+        if read_only:
+            found = "a standby; name the primary" if in_recovery else "default_transaction_read_only = on; turn it off"
+            msg = f"{self.which}: expected a database that can be written to, found {found}"
+            raise SinkUnavailable(msg)
 
     def check(self, cursor: Any, slot: str | None) -> None:  # noqa: ANN401 - a cursor
         """Raise ConfigError unless the target has the columns and indexes that promotion goes by, or will be made."""

@@ -209,9 +209,7 @@ class Promoter:
             " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
         )
         slot = self.order if isinstance(self.order, str) else None
-        manifest = json.dumps(
-            dict(self.manifest), ensure_ascii=False
-        )  # names of columns, in the database's own letters
+        manifest = json.dumps(dict(self.manifest), ensure_ascii=False)  # columns have names that the database can hold
         values = (self.key[0], str(self.target), *self.key[1:], self.attempt, manifest, slot, self.mode.keeps)
         cursor.execute(sql.SQL(query).format(MARKERS.sql), values)
         return int(cursor.rowcount) == 1
@@ -222,6 +220,18 @@ class Promoter:
         self._apply(cursor)
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
+    def try_making(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Do what it makes and drops, without any row; to be rolled back likewise."""
+        cursor.execute("SET LOCAL twophase.trial = 'on'")
+        if self.mode.create:
+            self._create(cursor, self._columns(cursor))
+        staging.drop(cursor, self.staged)
+
+    def _columns(self, cursor: Any) -> dict[str, str]:  # noqa: ANN401 - a cursor
+        """Return the staged columns that are the target's too, with their types."""
+        found = staging.columns_of(cursor, self.staged) or {}
+        return {name: kind for name, kind in found.items() if name not in {CHECKPOINT, CHANGE}}
+
     def _apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
         if strange := sealing.seal(cursor, self.staged, self.target):
             raise Refused(strange, Hindrance.LOST)
@@ -229,9 +239,7 @@ class Promoter:
             raise Refused(theirs, Hindrance.REFUSED)
         if later := self.later(cursor):
             raise Refused(later, Hindrance.FOREIGN)
-        columns = staging.columns_of(cursor, self.staged) or {}
-        columns.pop(CHECKPOINT, None)
-        columns.pop(CHANGE, None)
+        columns = self._columns(cursor)
         if self.mode.create:
             self._create(cursor, columns)
         if self.mode.attach or self.mode.key:

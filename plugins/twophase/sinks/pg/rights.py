@@ -85,8 +85,7 @@ def _of_target(cursor: Any, user: str, found: demands.Kind, mode: Mode) -> Itera
         cursor.execute("SELECT has_any_column_privilege(%s::oid, %s)", (found.oid, right))
         if not cursor.fetchone()[0]:
             yield f"{user} has no {right} on {which}; grant it"
-    cursor.execute("SELECT has_table_privilege(%s::oid, 'DELETE')", (found.oid,))
-    if mode.name != "upsert" and not cursor.fetchone()[0]:
+    if mode.name != "upsert" and not may_delete(cursor, found.oid):
         yield f"{user} has no DELETE on {which}, by which a checkpoint is replaced; grant it"
 
 
@@ -96,10 +95,26 @@ def is_owner(cursor: Any, oid: int) -> bool:  # noqa: ANN401 - a cursor
     return bool(cursor.fetchone()[0])
 
 
-def lacking_for(cursor: Any, oid: int, written: Collection[str], mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
-    """Say what is missing for these columns: rights on each, and on the sequences that fill those which are lacking."""
+def may_delete(cursor: Any, oid: int) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether the account may take rows out of a table."""
+    cursor.execute("SELECT has_table_privilege(%s::oid, 'DELETE')", (oid,))
+    return bool(cursor.fetchone()[0])
+
+
+def lacking_for(
+    cursor: Any,  # noqa: ANN401 - a cursor
+    oid: int,
+    written: Collection[str],
+    mode: Mode,
+    told_by: Collection[str],
+) -> Iterator[str]:
+    """Say what is missing for these columns: rights on each, and on the sequences that fill those which are lacking.
+
+    By key what is overwritten is read first; otherwise those columns are which tell whose a row is.
+    """
     changed = [name for name in written if mode.key and name not in mode.key]
-    for right, columns in (("INSERT", written), ("UPDATE", changed)):
+    read = written if mode.key else told_by
+    for right, columns in (("INSERT", written), ("UPDATE", changed), ("SELECT", read)):
         cursor.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND attname = ANY(%s)"
             " AND NOT has_column_privilege(attrelid, attnum, %s) ORDER BY attnum LIMIT 1",

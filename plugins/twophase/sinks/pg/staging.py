@@ -251,7 +251,7 @@ def changing(  # noqa: PLR0913 - what is staged, and where it goes
 def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     """Give the loaded columns their own types, and see that every key is there once."""
     import psycopg2
-    from psycopg2 import sql
+    from psycopg2 import errors, sql
 
     changed = [
         sql.SQL("ALTER COLUMN {0} TYPE {1} USING {0}::{1}").format(sql.Identifier(name), sql.SQL(postgres))
@@ -266,7 +266,8 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
         elif key:
             _check_key(cursor, which, table, key)
         cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
-    except (psycopg2.DataError, psycopg2.IntegrityError) as error:  # the second is a domain's
+    except (psycopg2.DataError, psycopg2.IntegrityError, psycopg2.InternalError, errors.ProgramLimitExceeded) as error:
+        # beside values: what a domain says, a function of its own too, and what is too long for the index by key
         msg = f"{which}: the target database refuses a value: {database.one_line(error)}; correct it in the transform"
         raise BadValue(msg) from error
 
