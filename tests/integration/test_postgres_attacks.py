@@ -94,6 +94,18 @@ ATTACKS = {
         "ALTER TABLE {0} ALTER word TYPE twophase_staging.own USING word::twophase_staging.own",
         "column 'word' of type twophase_staging.own",
     ),
+    "a cast of its rows": (
+        """CREATE FUNCTION twophase_staging.told({0}) RETURNS text LANGUAGE plpgsql
+        AS $$ BEGIN PERFORM twophase_staging.act(); RETURN 'a'; END $$;
+        CREATE CAST ({0} AS text) WITH FUNCTION twophase_staging.told AS ASSIGNMENT""",
+        "a cast of its rows",
+    ),
+    "a cast to its rows": (
+        """CREATE FUNCTION twophase_staging.made(text) RETURNS {0} LANGUAGE plpgsql
+        AS $$ BEGIN PERFORM twophase_staging.act(); RETURN NULL; END $$;
+        CREATE CAST (text AS {0}) WITH FUNCTION twophase_staging.made AS ASSIGNMENT""",
+        "a cast of its rows",
+    ),
     "a collation": ("ALTER TABLE {0} ALTER word TYPE text COLLATE twophase_staging.sorted", "a collation"),
     "rows that go": ("ALTER TABLE {0} SET UNLOGGED", "rows that do not outlive a crash"),
 }  # fmt: skip

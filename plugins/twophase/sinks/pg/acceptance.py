@@ -170,7 +170,7 @@ class Acceptance:
         source = self.promoter.staged.sql
         if self.promoter.mode.name == "retract":
             source = sql.SQL("({})").format(staging.net(self.promoter.staged, written, ">"))
-        query = sql.SQL("SELECT CASE {} END, left(s::text, {}) FROM {} AS s WHERE {} LIMIT 1").format(
+        query = sql.SQL("SELECT CASE {} END, left(ROW(s.*)::text, {}) FROM {} AS s WHERE {} LIMIT 1").format(
             sql.SQL(" ").join(cases), sql.Literal(_CHARACTERS), source, sql.SQL(" OR ").join(broken.values())
         )
         cursor.execute(query)

@@ -37,6 +37,8 @@ _STRANGE = {
     "statistics of its own": "pg_statistic_ext WHERE stxrelid = {0}",
     "a generated or an identity column": "pg_attribute WHERE attrelid = {0}"
     " AND (attgenerated <> '' OR attidentity <> '')",
+    "a cast of its rows": "pg_cast JOIN pg_type t ON t.oid IN (castsource, casttarget)"
+    " WHERE t.typrelid = {0} OR t.typelem = (SELECT reltype FROM pg_class WHERE oid = {0})",
     "a collation of its own": "pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
     " WHERE attrelid = {0} AND attnum > 0 AND attcollation <> typcollation",
 }
