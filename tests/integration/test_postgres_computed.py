@@ -71,6 +71,16 @@ def test_a_key_that_no_index_has_room_for_is_refused_before_the_vote(target: Any
         Words(target, mode="retract", create=True, **by).check(staged)
 
 
+def test_a_changelog_says_which_type_it_cannot_compare(target: Any) -> None:
+    """What is added and taken back cancels out by comparison; the type that is named helps."""
+    table = Words(target, "CREATE TABLE words (id bigint PRIMARY KEY, word json)", mode="retract", key=["id"])
+
+    with pytest.raises(ConfigError, match=r"operator for type json, and a retract compares whole rows; .*: jsonb, or"):
+        table.stage(words(1, word="{}"))
+    target.execute("ALTER TABLE words ALTER word TYPE jsonb")
+    table.put(words(1, word="{}"), 2)
+
+
 @pytest.mark.parametrize(
     ("made", "needed"),
     [

@@ -266,6 +266,12 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
         elif key:
             _check_key(cursor, which, table, key)
         cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
+    except errors.UndefinedFunction as error:
+        msg = (
+            f"{which}: {error.diag.message_primary}, and a retract compares whole rows; give the column of the target a"
+            " type whose values can be compared: jsonb, or text"
+        )
+        raise ConfigError(msg) from error
     except (psycopg2.DataError, psycopg2.IntegrityError, psycopg2.InternalError, errors.ProgramLimitExceeded) as error:
         # beside values: what a domain says, a function of its own too, and what is too long for the index by key
         msg = f"{which}: the target database refuses a value: {database.one_line(error)}; correct it in the transform"
