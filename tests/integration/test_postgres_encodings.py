@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg2
@@ -10,21 +11,34 @@ from sqlalchemy.engine import make_url
 
 from conftest import administer
 from postgres_words import Words
+from twophase.committer.record import PostgresRecord
+from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 
 
-@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.fixture(params=["LATIN1", "SQL_ASCII"])
+def encoding(request: pytest.FixtureRequest) -> str:
+    """Return the encoding of `other`."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def other(dsn: str, encoding: str) -> Iterator[str]:
+    """Return the address of an empty database of another encoding."""
+    name = f"{make_url(dsn).database}_{encoding.lower()}"
+    how = "TEMPLATE template0 LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'"
+    administer(dsn, f"CREATE DATABASE {name} ENCODING '{encoding}' {how}")
+    yield make_url(dsn).set(drivername="postgresql", database=name).render_as_string(hide_password=False)
+    administer(dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
 def test_texts_are_the_same_in_a_database_of_another_encoding(
-    dsn: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+    other: str, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It converts them, or refuses them before the vote; a receipt may name a file in letters that it does not have."""
-    name = f"{make_url(dsn).database}_{encoding.lower()}"
-    how = f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
-    provider = " LOCALE_PROVIDER libc" if _version(dsn) >= 150000 else ""
-    administer(dsn, f"CREATE DATABASE {name} {how}{provider}")
-    url = make_url(dsn).set(drivername="postgresql", database=name).render_as_string(hide_password=False)
-    monkeypatch.setenv("AIRFLOW_CONN_DWH", url)
-    with closing(psycopg2.connect(url, client_encoding="UTF8")) as session, session.cursor() as cursor:
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", other)
+    with closing(psycopg2.connect(other, client_encoding="UTF8")) as session, session.cursor() as cursor:
         session.autocommit = True
         table = Words(cursor, "CREATE TABLE public.words (id bigint, word text, _checkpoint bigint, é text)")
         staged = table.stage([{"id": 1, "word": "é"}])
@@ -39,12 +53,9 @@ def test_texts_are_the_same_in_a_database_of_another_encoding(
         if encoding == "LATIN1":
             with pytest.raises(Exception, match="has no equivalent in encoding"):
                 table.stage([{"id": 2, "word": "語"}], 2)
-    administer(dsn, f"DROP DATABASE {name}")
 
 
-def _version(dsn: str) -> int:
-    with closing(
-        psycopg2.connect(make_url(dsn).set(drivername="postgresql").render_as_string(hide_password=False))
-    ) as one:
-        found: int = one.server_version
-        return found
+def test_no_record_is_made_where_a_path_may_have_letters_that_the_database_lacks(other: str, encoding: str) -> None:
+    """It is said when the record is to be made, not at the first file with such a name."""
+    with pytest.raises(ConfigError, match=f"committer database: expected the encoding UTF8, found {encoding}; make"):
+        PostgresRecord.open(other, create=True)

@@ -22,7 +22,7 @@ from twophase.core.ports import Outcome
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "postgres.md"
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
-UPSERT = {"mode": "upsert", "key": ["id"]}
+UPSERT: dict[str, Any] = {"mode": "upsert", "key": ["id"]}
 
 
 @pytest.fixture(autouse=True)

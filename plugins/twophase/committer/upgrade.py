@@ -57,6 +57,8 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             before = current(connection)  # another process may have done it meanwhile
             _refuse_newer(before)
+        if before is None:
+            _refuse_other_encodings(connection)
         if before != HEAD:
             from alembic import command
 
@@ -65,6 +67,14 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         return before, HEAD
+
+
+def _refuse_other_encodings(connection: Connection) -> None:
+    """Make no record where a path or a reason may have letters that the database lacks."""
+    found = connection.execute(text("SELECT current_setting('server_encoding')")).scalar_one()
+    if found != "UTF8":
+        msg = f"committer database: expected the encoding UTF8, found {found}; make one with ENCODING 'UTF8'"
+        raise ConfigError(msg)
 
 
 def alembic_config() -> Config:
