@@ -166,6 +166,21 @@ def test_a_database_of_ones_own_is_named_by_a_connection(dsn: str, home: Path, m
     assert [tuple(row) for row in rows] == [("orders", "mail", 3, 17, 1)]
 
 
+def test_a_table_that_a_crash_empties_is_refused(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it remembers would all be sent again; the remedy that is named helps."""
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
+    committer = committers.Postgres(conn_id="dwh")
+    committer.create_resource()
+    engine = create_engine(dsn, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("ALTER TABLE twophase_write_ahead.committed SET UNLOGGED"))
+        with pytest.raises(ConfigError, match=r"is UNLOGGED, .*: ALTER TABLE .*committed\S* SET LOGGED") as refused:
+            committer.create_resource()
+        connection.execute(text(str(refused.value).rpartition(": ")[2]))
+    engine.dispose()
+    committer.create_resource()
+
+
 def test_a_database_that_is_down_cannot_tell(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOPHASE_DSN", "postgresql://nobody:hidden@127.0.0.1:1/nothing")
 

@@ -256,6 +256,43 @@ def test_what_can_only_be_read_is_named_before_anything_is_recorded_and_waited_f
     assert table.promote(staged).outcome is Outcome.PROMOTED
 
 
+def test_what_is_voted_for_and_what_is_promoted_outlive_the_server_whatever_is_usual_there(
+    target: Any, dsn: str
+) -> None:
+    """With synchronous_commit off a commit is acknowledged before it is on disk: a crash takes it back."""
+    administer(dsn, f"ALTER DATABASE {make_url(dsn).database} SET synchronous_commit = off")
+    table = Words(
+        target,
+        "CREATE TABLE words (id bigint, word text, _checkpoint bigint)",
+        "CREATE TABLE seen (usual text)",
+        """CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$""",
+        "CREATE TRIGGER look BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION look()",
+    )
+    staged = table.stage(words(1))
+    target.execute("SELECT pg_current_wal_insert_lsn()")
+    (loaded,) = target.fetchone()
+
+    table.check(staged)
+    target.execute("SELECT pg_current_wal_flush_lsn() >= %s", (loaded,))
+    assert target.fetchone() == (True,)
+    assert table.promote(staged).outcome is Outcome.PROMOTED
+    target.execute("SELECT usual FROM seen")
+    assert target.fetchall() == [("on",)]
+
+
+def test_markers_that_a_crash_empties_are_refused_before_anything_is_recorded(target: Any) -> None:
+    """Whatever is promoted would be promoted again."""
+    sink = sinks.Postgres("words", conn_id="dwh", create=True)
+    sink.prepare()
+    target.execute("ALTER TABLE twophase_sinks.promoted SET UNLOGGED")
+
+    with pytest.raises(ConfigError, match=r"twophase_sinks.promoted is UNLOGGED, .*; ALTER TABLE .* SET LOGGED"):
+        sink.prepare()
+    target.execute('ALTER TABLE "twophase_sinks"."promoted" SET LOGGED')
+    sink.prepare()
+
+
 def test_a_promotion_that_somebody_ends_is_tried_again(target: Any, dsn: str) -> None:
     """A limit on statements, or a person who cancels one, says nothing against the rows: nobody is asked about them."""
     table = Words(

@@ -305,6 +305,7 @@ class Postgres(Sink):
         """Seal the staging table; raise ManifestMismatch unless it has the parts that the manifest says."""
         table = Table(*handle["staging"])
         with self._looking() as cursor:
+            database.make_durable(cursor)
             if strange := sealing.seal(cursor, table, self.target, self._expected(cursor, key, manifest)):
                 msg = f"checkpoint {key}: {strange}"
                 raise ManifestMismatch(msg)

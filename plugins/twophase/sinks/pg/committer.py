@@ -58,6 +58,7 @@ class Postgres(CheckpointCommitter):
                            (self._quoted(), schema))  # fmt: skip
             table_missing, schema_missing = cursor.fetchone() or (True, True)
             if not table_missing:
+                self._check_lasts(cursor)
                 return
             cursor.execute("BEGIN")
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"create {self.table}",))
@@ -70,6 +71,16 @@ class Postgres(CheckpointCommitter):
                     PRIMARY KEY (job_id, operator_id, checkpoint_id, revision, subtask_id))""")
             )
             cursor.execute("COMMIT")
+
+    def _check_lasts(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Refuse a table that a crash of the server empties: all that it remembers would be sent again."""
+        cursor.execute("SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass(%s)", (self._quoted(),))
+        if not cursor.fetchone()[0]:
+            msg = (
+                f"committers.Postgres: table {self.table} is UNLOGGED, and a crash of the server empties it; expected a"
+                f" logged one: ALTER TABLE {self._quoted()} SET LOGGED"
+            )
+            raise ConfigError(msg)
 
     def open(self) -> None:
         """Open a session of its own, outside any transaction: it is idle while rows are sent."""

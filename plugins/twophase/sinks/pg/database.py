@@ -138,6 +138,21 @@ def committed(conn_id: str) -> Iterator[Any]:
         opened.commit()
 
 
+#: What is committed has to outlive the server, whatever is usual there; for the rest of a transaction.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+
+
+def commit_durably(cursor: Any) -> None:  # noqa: ANN401 - a cursor
+    """Let the commit of this transaction be on disk before it is acknowledged."""
+    cursor.execute(_DURABLE)
+
+
+def make_durable(cursor: Any) -> None:  # noqa: ANN401 - a cursor
+    """Let the end of this transaction make all durable that anybody committed before, loaded rows for example."""
+    commit_durably(cursor)
+    cursor.execute("SELECT txid_current()")  # the log is written to disk by a commit that has something to tell
+
+
 def one_line(error: BaseException) -> str:
     """Return what the server or the client library said, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -157,6 +157,7 @@ class Promoter:
                 if found.outcome is not Outcome.RETRY_LATER:
                     return found
                 session.rollback()  # a look that goes on would keep another promoter from dropping the staging table
+                database.commit_durably(cursor)
                 if not self._mark(cursor):
                     session.rollback()
                     return self._find(cursor)

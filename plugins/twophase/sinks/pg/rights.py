@@ -68,6 +68,14 @@ def _of_markers(cursor: Any, user: str, mode: Mode) -> Iterator[str]:  # noqa: A
         receipts.RECEIPTS: ["SELECT", "INSERT", "UPDATE"],
         owning.OWNERS: ["SELECT", "INSERT", "UPDATE"],
     }
+    cursor.execute(
+        "SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE nspname = %s AND relkind = 'r' AND relpersistence <> 'p' ORDER BY 1 LIMIT 1",
+        (schema,),
+    )
+    if row := cursor.fetchone():
+        which = f'"{schema}"."{row[0]}"'
+        yield f"{schema}.{row[0]} is UNLOGGED, and a crash of the server empties it; ALTER TABLE {which} SET LOGGED"
     for table, right in ((table, right) for table, all_of_them in needed.items() for right in all_of_them):
         cursor.execute("SELECT has_table_privilege(pg_catalog.to_regclass(%s), %s)", (str(table), right))
         if cursor.fetchone()[0] is False:
