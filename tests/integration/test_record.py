@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import make_url, text
 
+from conftest import administer
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
@@ -132,6 +133,17 @@ def expire(record: PostgresRecord, key: Key) -> None:
 
 
 # --- move ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("usual", "found"), [("off", "on"), ("local", "local")])
+def test_a_decision_is_on_disk_before_it_is_acted_on_whatever_is_usual(dsn: str, usual: str, found: str) -> None:
+    """A crash of the server must not take back what sinks were told; whoever asks for enough is left alone."""
+    administer(dsn, f"ALTER DATABASE {make_url(dsn).database} SET synchronous_commit = {usual}")
+    opened = PostgresRecord.open(dsn)
+
+    with opened.engine.connect() as connection:
+        assert connection.execute(text("SHOW synchronous_commit")).scalar_one() == found
+    opened.engine.dispose()
 
 
 def test_a_move_happens_once_with_one_event(record: PostgresRecord, pipeline: str) -> None:

@@ -69,16 +69,25 @@ def connect(dsn: str, *, restart: Callable[[], str] | None = None) -> Engine:
 
     def creator() -> Any:  # noqa: ANN401 - psycopg2's connection
         try:
-            return psycopg2.connect(_libpq(dsn), **arguments)
+            return _durable(psycopg2.connect(_libpq(dsn), **arguments))
         except psycopg2.ProgrammingError:  # its text would show the DSN
             msg = "the DSN cannot be read; expected postgresql://user:password@host:port/database"
             raise psycopg2.OperationalError(msg) from None
         except psycopg2.OperationalError:
             if restart is None:
                 raise
-            return psycopg2.connect(_libpq(restart()), **arguments)
+            return _durable(psycopg2.connect(_libpq(restart()), **arguments))
 
     return create_engine("postgresql+psycopg2://", creator=creator, pool_size=4, max_overflow=36)
+
+
+def _durable(session: Any) -> Any:  # noqa: ANN401 - psycopg2's connection
+    """Let a decision be on disk before it is acted on, whatever is usual in the database."""
+    with session, session.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    return session
 
 
 def _libpq(dsn: str) -> str:

@@ -187,7 +187,10 @@ def has_unique_key(cursor: Any, oid: int, key: Collection[str]) -> bool:  # noqa
 
 
 def numbers_left(cursor: Any, oid: int, written: Collection[str]) -> dict[str, int]:  # noqa: ANN401 - a cursor
-    """Return how many numbers each sequence can still give to the columns that the output lacks."""
+    """Return how many numbers each sequence can still give to the columns that the output lacks.
+
+    An identity gives them also to who may not look at its sequence; of that one nothing is known.
+    """
     cursor.execute(
         "WITH fills AS (SELECT a.atttypid, d.refobjid AS oid FROM pg_attribute a"
         "  JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum"
@@ -199,7 +202,8 @@ def numbers_left(cursor: Any, oid: int, written: Collection[str]) -> dict[str, i
         "  WHERE a.attrelid = %(oid)s AND a.attname <> ALL(%(written)s) AND a.attidentity <> ''),"
         " held AS (SELECT s.*, CASE atttypid WHEN 'int2'::regtype THEN 32767 WHEN 'int4'::regtype THEN 2147483647"
         "   ELSE seqmax END AS holds, COALESCE(pg_sequence_last_value(seqrelid), seqstart - seqincrement) AS last"
-        "  FROM pg_sequence s JOIN fills ON fills.oid = seqrelid WHERE NOT seqcycle)"
+        "  FROM pg_sequence s JOIN fills ON fills.oid = seqrelid"
+        "  WHERE NOT seqcycle AND has_sequence_privilege(seqrelid, 'USAGE, SELECT'))"
         " SELECT seqrelid::regclass::text, min(CASE WHEN seqincrement > 0 THEN least(seqmax, holds)::numeric - last"
         "  ELSE last::numeric - seqmin END / abs(seqincrement)) FROM held GROUP BY 1 ORDER BY 1",
         {"oid": oid, "written": list(written)},
