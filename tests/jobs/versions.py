@@ -26,6 +26,11 @@ def shout(word: str) -> str:
     return word.upper()
 
 
+def counted(words: DataFrame) -> DataFrame:
+    """Count each word: a shuffle."""
+    return words.groupBy("word").count()
+
+
 def broken(words: DataFrame) -> DataFrame:
     """Fail, as a user's mistake would."""
     return words.select("no_such_column")

@@ -60,3 +60,14 @@ def test_a_failing_transform_is_one_line_on_spark_35_too(home: Path) -> None:
         runner.run()
 
     assert visible("lake/words") == []
+
+
+def test_three_writes_of_one_frame_are_as_many_files_as_one_on_spark_35(home: Path) -> None:
+    """Spark 3.5 keeps a frame in as many partitions as were planned, 200 by default, of which some have a row."""
+    land_words(files=2)
+    writes = {name: sinks.Files(f"lake/{name}") for name in ("one", "two", "three")}
+    pipeline = words_pipeline(transform="versions:counted", writes=writes)
+    with Runner(pipeline, stager_for(pipeline, conf={**CHEAP, "spark.sql.shuffle.partitions": "20"})) as runner:
+        runner.run()
+
+    assert [len(twophase.committed_files("words", name)) for name in writes] == [1, 1, 1]

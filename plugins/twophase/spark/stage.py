@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json
@@ -30,6 +31,10 @@ RESERVED = frozenset({"spark", "context", "state"})
 
 #: Whether the number of partitions of what is kept may follow from its rows; planned when it is kept.
 COALESCED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
+
+#: How large Spark wants a partition to be, and the least that it makes of one to use all its cores (its defaults).
+ADVISED = 64 << 20
+LEAST = 1 << 20
 
 #: What Linux says, in whatever is thrown.
 NO_SPACE = "No space left on device"
@@ -69,6 +74,8 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
         for name, sink in sinks.items():
             _check_schema(plan, name, sink, columns(frames[name].schema))
         hit("stage.before")
+        if spark.version < "4":
+            frames = _coalesced(frames)
         return {
             name: sink.stage(frames[name], plan.key, plan.attempt, name, plan.writes[name]["handle"])
             for name, sink in sinks.items()
@@ -191,7 +198,7 @@ def _kept(frame: DataFrame) -> DataFrame:
     """Keep a frame, in as few partitions as its rows need: writes of it are as many files as one write would be.
 
     Unless told so, Spark keeps as many as were planned before it knew the rows: 200 after any shuffle. Spark 3.5 does
-    so whatever it is told.
+    so whatever it is told: see `_coalesced`.
     """
     from pyspark import StorageLevel
 
@@ -202,6 +209,21 @@ def _kept(frame: DataFrame) -> DataFrame:
         return frame.persist(StorageLevel.MEMORY_AND_DISK)
     finally:
         conf.set(COALESCED, before or "false")
+
+
+def _coalesced(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    """Let what Spark 3.5 keeps be written in as many partitions as it would have chosen for one write.
+
+    Their number follows from the size of what is kept, by Spark's own limits, as soon as it is kept.
+    """
+    few: dict[int, DataFrame] = {}
+    for frame in frames.values():
+        if frame.is_cached and id(frame) not in few:
+            frame.count()  # keeps it
+            size = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))  # noqa: SLF001 - not in the API
+            parallel = frame.sparkSession.sparkContext.defaultParallelism
+            few[id(frame)] = frame.coalesce(max(1, ceil(size / ADVISED), min(parallel, size // LEAST)))
+    return {name: few.get(id(frame), frame) for name, frame in frames.items()}
 
 
 @contextmanager
