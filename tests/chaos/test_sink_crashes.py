@@ -28,6 +28,7 @@ NOT_HERE = frozenset({
     *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
     *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
     *("table.created", "table.widened", "reconcile.before", "reconcile.inside", "reconcile.after"),
+    *("restage.opened", "restage.discarded"),
 })  # fmt: skip
 STAGED_AS_FILES = frozenset({"stage.manifest", "stage.marked"})
 CHECKED = frozenset({"promote.checked", "promote.visible"})

@@ -1,0 +1,168 @@
+"""A restage that dies anywhere, and a promoter that slept through one: into sinks of each kind, and into two at once.
+
+What was decided is in each sink once, whole: as it was voted for first, or as it was staged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import sinking
+from chaos.holding import wait_for_lease
+from chaos.test_sink_crashes import expect_in_order, points, recover
+from factories import Row, counted, land_words
+from processes import call, start, stopped_at_end
+from twophase.committer.record import PostgresRecord
+
+pytestmark = pytest.mark.chaos
+
+#: The parts of a restage.
+PARTS = frozenset({"submit", "stage", "restage", "vote", "promote", "send", "finish"})
+KINDS = (
+    *("files", "postgres", "attached", "upserted", "retracted", "constrained", "delta", "iceberg", "sent"),
+    *("files+postgres", "postgres+delta", "files+sent"),
+)
+#: What `make test` meets, killed; of a table of files there is more elsewhere.
+FEW = {
+    "upserted": ("restage.discarded",),
+    "delta": ("restage.discarded",),
+    "sent": ("restage.discarded",),
+}
+#: Where a promoter of what was voted for first is stopped: before it has anything, with it in hand, at work on it.
+STOPS = {
+    "files": ("promote.before", "promote.receipt", "promote.taken", "promote.checked"),
+    "postgres": ("promote.before", "promote.marked", "promote.applied"),
+    "attached": ("promote.before", "promote.marked", "promote.applied"),
+    "upserted": ("promote.before", "promote.marked"),
+    "delta": ("promote.before", "promote.receipt", "promote.checked"),
+    "iceberg": ("promote.before", "promote.receipt", "promote.checked"),
+    "sent": ("promote.before", "promote.receipt", "send.before", "send.row"),
+}
+#: What `make test` meets of them.
+FEW_STOPS = {"attached": "promote.before", "sent": "promote.before"}
+#: The same where a committed revision stands: before the two change places, and after.
+STOPS_REPLACING = {
+    "files": ("promote.taken", "promote.checked", "promote.visible", "promote.superseded"),
+    "postgres": ("promote.before", "promote.marked"),
+    "delta": ("promote.checked",),
+    "iceberg": ("promote.checked",),
+}
+FEW_STOPS_REPLACING = {"files": "promote.checked"}
+SHOWN = frozenset({"promote.visible", "promote.superseded"})
+#: Their promotion takes the staged output over as it is, so that the first rows may still come in.
+ADOPTING = frozenset({"attached", "delta", "iceberg"})
+
+
+@pytest.fixture(autouse=True)
+def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
+    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
+
+
+class Decided:
+    """A committed checkpoint, and a second one, or its replacement, that is decided and promoted nowhere."""
+
+    def __init__(self, kinds: str, record: PostgresRecord, home: Path, *, replacing: bool = False) -> None:
+        self.kinds, self.record, self.home = kinds, record, home
+        self.first, log = land_words(files=2), home / "decided.log"
+        assert call(sinking.run, kinds, log=home / "first.log").wait() == 0
+        second = land_words(files=2, start=2)
+        if replacing:
+            assert call(sinking.run, kinds, log=home / "second.log").wait() == 0
+            assert call(sinking.replace, kinds, 2, log=log, failpoints="commit.after=kill").wait() == -9
+        else:
+            assert call(sinking.run, kinds, log=log, failpoints="commit.after=kill").wait() == -9
+        wait_for_lease(record)
+        #: What a sink may show of the second one: nothing of what is decided, that, or what is staged again.
+        self.possible: dict[str, list[Row]] = {
+            "nothing": second if replacing else [],
+            "old": sinking.revised(second, 2) if replacing else second,
+            "mended": sinking.mended(second),
+        }
+
+    def shown(self) -> dict[str, str]:
+        """Return what each sink shows of the second one, whole."""
+        return {kind: self._shown(kind) for kind in sinking.split(self.kinds)}
+
+    def _shown(self, kind: str) -> str:
+        there = counted(sinking.held(kind))
+        for name, rows in self.possible.items():
+            if there == counted(sinking.expected(kind, [*self.first, *rows])):
+                return name
+        return f"neither: {sorted(there)}"
+
+    def end(self) -> None:
+        """Recover; then stage again what is lost, if anything; then all is there, and in order."""
+        wait_for_lease(self.record)
+        recover(self.kinds, self.home)
+        again = call(sinking.restage, self.kinds, log=self.home / "again.log")
+        assert again.wait() == 0, again.said
+        assert set(self.shown().values()) <= {"old", "mended"}
+        expect_in_order(self.kinds, self.record, self.home)
+
+
+def cases() -> Iterator[object]:
+    for kinds in KINDS:
+        for point in (*points(kinds), "restage.opened", "restage.discarded"):
+            if point.partition(".")[0] in PARTS:
+                for action in ("kill", "raise"):
+                    few = action == "kill" and point in FEW.get(kinds, ())
+                    yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(cases()))
+def test_a_restage_that_dies_anywhere_leaves_the_old_rows_or_the_new_whole_and_once(
+    kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
+) -> None:
+    one = Decided(kinds, record, home)
+
+    crashed = call(sinking.restage, kinds, log=home / "crash.log", failpoints=f"{failpoint}={action}")
+
+    assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
+    assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
+    if "sent" not in kinds:  # which becomes visible subtask by subtask
+        assert set(one.shown().values()) <= {"nothing", "mended"}
+    one.end()
+
+
+def stops() -> Iterator[object]:
+    for replacing, found, few in ((False, STOPS, FEW_STOPS), (True, STOPS_REPLACING, FEW_STOPS_REPLACING)):
+        for kind, names in found.items():
+            for point in names:
+                yield pytest.param(kind, point, replacing, marks=() if point == few.get(kind) else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "failpoint", "replacing"), list(stops()))
+def test_a_promoter_that_wakes_after_a_restage_brings_nothing_in_beside_it(
+    kind: str, failpoint: str, replacing: bool, record: PostgresRecord, home: Path
+) -> None:
+    """R21 and R10: a sink that copies shows the new rows once there is a vote for them; one that adopts, either."""
+    one = Decided(kind, record, home, replacing=replacing)
+    # One that gets further than it should dies there: nobody takes back what it has shown.
+    then = "" if failpoint in SHOWN else ",promote.visible=kill"
+    log, told = home / "zombie.log", f"{failpoint}=stop{then}"
+    zombie = start(sinking.impatiently, sinking.recover, kind, log=log, failpoints=told)
+    with stopped_at_end(zombie):
+        assert zombie.until_stopped(), f"{failpoint} was not reached:\n{zombie.said}"
+        restaged = call(sinking.impatiently, sinking.restage, kind, log=home / "restage.log")
+        before = one.shown()[kind]
+        voted = is_voted_for(record, kind, attempt=2)
+
+        zombie.wake()
+        zombie.wait()
+
+    assert (before == "mended") == (restaged.wait() == 0), restaged.said
+    assert before == "nothing" or one.shown()[kind] == before
+    one.end()
+    assert one.shown()[kind] == "mended" or not voted or kind in ADOPTING
+
+
+def is_voted_for(record: PostgresRecord, sink: str, *, attempt: int) -> bool:
+    """Say whether an attempt of the second checkpoint was voted for."""
+    with record.transaction() as tx:
+        mine = next(p for p in tx.participants(tx.newest_of("words", 2).key) if p.name == sink)
+    return bool(mine.vote) and mine.attempt == attempt
