@@ -44,6 +44,7 @@ OTHER_SINKS = SENDING | {"vote.tried", "promote.marked", "promote.applied", "tab
 ELSEWHERE = OTHER_SINKS | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),
     *("sweep.inside", "sweep.swept", "sweep.forgotten", "reconcile.before", "reconcile.inside", "reconcile.after"),
+    *("hand_over.before", "hand_over.inside"),
 })  # fmt: skip
 HERE = [name for name in FAILPOINTS if name not in ELSEWHERE]
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError
+from twophase.core.failpoints import hit
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from twophase.committer.record import PostgresRecord
     from twophase.pipeline import Pipeline
 
@@ -18,8 +21,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def hand_over(record: PostgresRecord, pipeline: Pipeline, write: str, to: str, reason: str) -> None:
     """Let the table of a write belong to another pipeline; said again it changes nothing.
 
-    Nothing may be on its way to the table. The record lets go of it only once the target names the other one: whoever
-    is killed in between says it again.
+    Nothing may be on its way to the table. The record lets go of it, and keeps the reason, only once the target names
+    the other one: whoever is killed in between says it again.
     """
     from twophase.committer import registry
 
@@ -30,23 +33,22 @@ def hand_over(record: PostgresRecord, pipeline: Pipeline, write: str, to: str, r
         msg = f"pipeline {pipeline.name!r}: expected the name of another pipeline, found {to!r}"
         raise ConfigError(msg)
     sink = pipeline.sinks[write]
-    with record.engine.begin() as connection:
-        registry.give_up(connection, pipeline.name, write)
-        if sink.owner() != to:
-            sink.hand_over(to)
-    newest = _newest(record, pipeline.name)
-    if newest is not None:
-        with record.transaction() as tx:
+    with record.transaction() as tx:
+        registry.give_up(tx.connection, pipeline.name, write)
+        if (newest := _newest(tx.connection, pipeline.name)) is not None:
             tx.note(newest, f"the table of {write} was handed over to {to}", reason)
+        if sink.owner() != to:
+            hit("hand_over.before")
+            sink.hand_over(to)
+        hit("hand_over.inside")
 
 
-def _newest(record: PostgresRecord, pipeline: str) -> Key | None:
+def _newest(connection: Connection, pipeline: str) -> Key | None:
     """Return the newest revision of a pipeline, whose events keep what was done to it."""
     from sqlalchemy import select
 
     from twophase.committer.record import r
 
     query = select(r.pipeline, r.checkpoint_id, r.revision).where(r.pipeline == pipeline)
-    with record.engine.connect() as connection:
-        row = connection.execute(query.order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(1)).first()
+    row = connection.execute(query.order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(1)).first()
     return Key(*row) if row else None

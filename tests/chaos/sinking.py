@@ -17,7 +17,7 @@ from lake_formats import DeltaFormat, IcebergFormat
 from s3_server import BUCKET, CONN_ID
 from scenarios import Failing
 from senders import kept
-from twophase import Pipeline, sinks, sources
+from twophase import Pipeline, ownership, sinks, sources
 from twophase.core.errors import AttemptFailed
 from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import home
@@ -235,6 +235,12 @@ def impatiently(function: Callable[..., None], *arguments: Any) -> None:
     """Do it with short time limits: whoever waits for a stopped process waits a moment."""
     database.LOCK_TIMEOUT, sending.PATIENCE = "300ms", 0.3
     function(*arguments)
+
+
+def hand_over(kind: str, to: str) -> None:
+    """Give a table to another pipeline."""
+    record = open_record()
+    ownership.hand_over(record, pipeline(kind), kind, to, "it is theirs")
 
 
 def recover(kinds: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 import scenarios
 from chaos import sinking
@@ -28,7 +29,7 @@ NOT_HERE = frozenset({
     *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
     *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
     *("table.created", "table.widened", "reconcile.before", "reconcile.inside", "reconcile.after"),
-    *("restage.opened", "restage.discarded"),
+    *("restage.opened", "restage.discarded", "hand_over.before", "hand_over.inside"),
 })  # fmt: skip
 STAGED_AS_FILES = frozenset({"stage.manifest", "stage.marked"})
 CHECKED = frozenset({"promote.checked", "promote.visible"})
@@ -66,6 +67,7 @@ REPLACEABLE = (
 )
 #: What `make test` meets of their replacements, killed.
 FEW_REPLACED = {"postgres": "promote.applied", "delta": "promote.visible"}
+HANDING_OVER = ("hand_over.before", "hand_over.inside")
 #: More than a checkpoint comes to here.
 REVISIONS = 4
 WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.sweep}
@@ -174,6 +176,32 @@ def test_a_crash_anywhere_in_a_replacement_shows_one_revision_whole_in_every_sin
     assert latest > decided
     assert shown() == {latest}
     expect_in_order(kinds, record, home)
+
+
+@pytest.mark.parametrize("failpoint", HANDING_OVER)
+@pytest.mark.parametrize("kinds", ["files", "upserted"])
+def test_a_table_whose_handing_over_is_killed_is_one_pipelines_and_said_again_it_is_handed_over(
+    kinds: str, failpoint: str, record: PostgresRecord, home: Path
+) -> None:
+    if kinds == "upserted":  # a table of files that has checkpoints stays where it is
+        land_words(files=2)
+    assert call(sinking.run, kinds, log=home / "first.log").wait() == 0
+    sink = sinking.pipeline(kinds).sinks[kinds]
+
+    killed = call(sinking.hand_over, kinds, "terms", log=home / "killed.log", failpoints=f"{failpoint}=kill")
+
+    assert killed.hit(failpoint), killed.said
+    named = "words" if failpoint == "hand_over.before" else "terms"
+    assert sink.owner() == named
+    old = call(sinking.run, kinds, log=home / "old.log")
+    assert old.wait() == (0 if named == "words" else 1)
+    assert ("belongs to pipeline 'terms'" in old.said) == (named == "terms")
+    again = call(sinking.hand_over, kinds, "terms", log=home / "again.log")
+    assert again.wait() == 0, again.said
+    assert sink.owner() == "terms"
+    with record.engine.connect() as connection:
+        told = connection.execute(text("SELECT why FROM twophase.event WHERE action LIKE '%handed over%'")).scalars()
+        assert list(told) == (["it is theirs"] if kinds == "upserted" else [])
 
 
 def revision_shown(kind: str, first: list[Row], second: list[Row], *, by_slots: bool) -> int:

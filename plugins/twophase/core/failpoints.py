@@ -73,6 +73,8 @@ FAILPOINTS: dict[str, str] = {
     "reconcile.before": "what the sinks hold was compared with the record, nothing changed",
     "reconcile.inside": "forgotten decisions written, not yet committed to the database",
     "reconcile.after": "forgotten decisions recorded, not finished",
+    "hand_over.before": "nothing is on its way to a table, which still names its pipeline",
+    "hand_over.inside": "the table names another pipeline, the record not yet committed to the database",
     "sweep.before": "a dead folder found, not removed",
     "sweep.after": "a dead folder removed",
     "sweep.inside": "a superseded revision written as swept, not yet committed to the database",

@@ -61,6 +61,5 @@ def hand_over(storage: Storage, home: str, to: str) -> str | None:
     """Let a table without any checkpoint belong to another pipeline; say why not, if it has one."""
     if owner := _by_manifests(storage, home):
         return f"what it holds is known by the checkpoints of pipeline {owner!r}; let {to!r} write to another table"
-    storage.remove(f"{home}/{OWNER}", home)
-    storage.create(f"{home}/{OWNER}", f"{to}\n".encode())
+    storage.replace(f"{home}/{OWNER}", f"{to}\n".encode())
     return None
