@@ -26,6 +26,7 @@ from twophase.core import failpoints
 from twophase.core.advice import advise
 from twophase.core.errors import ConfigError, ManifestMismatch, RecordBehind
 from twophase.core.failpoints import FailpointError
+from twophase.core.knowledge import check_known
 from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import State
@@ -37,6 +38,8 @@ from twophase.sinks.storage import DISK
 
 #: Sinks of every kind, each holding what it has to.
 EVERY = "+".join(kind for kind in sinking.LOCAL if kind != "retracted")
+#: What `make chaos` tries beside the others.
+MORE_KINDS = ("upserted", "attached", "iceberg")
 
 
 @pytest.fixture
@@ -208,32 +211,60 @@ def test_what_reached_one_sink_reaches_the_other_too(
     check(record, kinds, rows)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["files", "postgres", "delta", "sent", *(pytest.param(k, marks=pytest.mark.slow) for k in MORE_KINDS)],
+)
 def test_what_was_staged_again_after_the_backup_is_found_by_its_later_attempt(
-    backups: Backups, record: PostgresRecord, monkeypatch: pytest.MonkeyPatch
+    backups: Backups, record: PostgresRecord, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record knows the decision and not that its staged rows were lost and restaged: the sink holds another one."""
+    """The record knows the decision and not that it was staged again: the sink holds what it did not vote for.
+
+    It is parked, says `reconcile`, and that leads out. What was sent is known by its receipt alone.
+    """
     monkeypatch.setenv("TWOPHASE_LEASE", "0.2")
     rows = land_words(files=2)
     failpoints.configure("commit.after=raise")
     with pytest.raises(FailpointError):
-        run("files")
+        run(kind)
     failpoints.configure("")
     backups.take()
-    shutil.rmtree(next(data_path("lake/words.twophase/staging").iterdir()))
-    with Runner(sinking.pipeline("files"), PreStaged()) as runner:
-        runner.restage(1, "its staging was lost")
+    with Runner(sinking.pipeline(kind), PreStaged(change=sinking.mended)) as runner:
+        runner.restage(1, "mended", [kind])
     backups.restore()
-    run("files")
-    with record.engine.connect() as connection:
-        (parked,) = queries.pending(connection, "words")
-    advice = advise(standing(parked))
-    assert advice
-    assert advice.command == "twophase reconcile words"
+    run(kind)
+    if kind != "sent":
+        with record.engine.connect() as connection:
+            (parked,) = queries.pending(connection, "words")
+        advice = advise(standing(parked))
+        assert advice
+        assert advice.command == "twophase reconcile words"
+        assert parked["hindrances"] == {kind: "foreign"}
 
-    apply(record, "files")
+    apply(record, kind)
 
     assert states(record) == [(1, 1, 1, "COMMITTED")]
-    check(record, "files", rows)
+    check(record, kind, sinking.mended(rows))
+
+
+def test_a_sink_that_cannot_be_asked_is_told_of_and_takes_back_nothing_that_it_said(
+    backups: Backups, record: PostgresRecord, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its silence is no answer: what it holds stays unknown to the record until a person decides."""
+    land_words(files=4)
+    run("postgres")
+    backups.take()
+    run("postgres")
+    backups.restore()
+    with pytest.raises(RecordBehind, match="sink 'postgres' was given commit_seq 2"):
+        run("postgres")
+    monkeypatch.setenv(sinking.TARGET, "postgres://nobody@127.0.0.1:1/nothing")
+    declared = sinking.pipeline("postgres")
+
+    with pytest.raises(RecordBehind, match="sink 'postgres' was given commit_seq 2"):
+        check_known(coordinator(record, declared))
+
+    assert "pipeline 'words': not asked whether it holds what the record lacks: sink 'postgres'" in caplog.text
 
 
 def test_what_has_no_receipt_is_shown_and_not_recorded_and_read_again_once_it_is_gone(

@@ -7,6 +7,7 @@ one holds what the record has forgotten. Running on would give numbers, checkpoi
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from twophase.core.errors import RecordBehind
@@ -15,6 +16,8 @@ from twophase.core.guarding import alone
 if TYPE_CHECKING:
     from twophase.core.coordinator import Coordinator
     from twophase.core.ports import Sink
+
+log = logging.getLogger("twophase")
 
 
 def check_known(coordinator: Coordinator) -> None:
@@ -31,26 +34,31 @@ def check_known(coordinator: Coordinator) -> None:
 def ahead(coordinator: Coordinator) -> str | None:
     """Say which sinks hold what the record does not know, and let the pipeline say it; None: there is none.
 
-    Each sink is asked first, then the record: what is committed meanwhile is known to it. A sink that cannot be asked
-    now says so itself when it is needed.
+    Each sink is asked first, then the record: what is committed meanwhile is known to it. One that cannot be asked now
+    is told of, for its silence says nothing: what was said of the sinks before is not taken back by it.
     """
     pipeline, transact = coordinator.pipeline, coordinator.transact
     newest: dict[str, int] = {}
     strange: list[str] = []
+    silent: list[str] = []
     for name, sink in coordinator.sinks.items():
-        with alone(f"sink {name!r}", []):
+        with alone(f"sink {name!r}", silent):
             found = sink.newest(pipeline)
             if found is None:
                 strange += [f"sink {name!r} holds checkpoint {one}" for one in _lacking(coordinator, sink)[:1]]
             else:
                 newest[name] = found
-    if not newest and not strange:
+    for problem in silent:
+        log.warning("pipeline %r: not asked whether it holds what the record lacks: %s", pipeline, problem)
+    if not newest and not strange and not silent:
         return None
     known = transact(lambda tx: tx.reach(pipeline))
     strange += [
         f"sink {name!r} was given commit_seq {seq}" for name, seq in newest.items() if seq >= known.next_commit_seq
     ]
     why = f"{', '.join(strange)}; the record knows up to {known.next_commit_seq - 1}" if strange else None
+    if silent and why is None:
+        return known.behind
     if why != known.behind:
         transact(lambda tx: tx.say_behind(pipeline, why))
     return why
