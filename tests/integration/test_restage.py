@@ -12,20 +12,24 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
+import senders
 from commands import twophase
 from factories import PreStaged, Row, counted, land_words, visible, words_pipeline
 from twophase import Pipeline, audits, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.checkpoint import Key, Participant, Revision
-from twophase.core.errors import AttemptFailed, AuditFailed, ConfigError, Parked
+from twophase.core.errors import AttemptFailed, AuditFailed, BadValue, ConfigError, Parked
 from twophase.core.failpoints import FailpointError
 from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import Park, recover
+from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
 from twophase.running import Runner
 from twophase.sinks.base import Sink
+from twophase.sinks.pg import targets
+from twophase.sinks.pg.database import Table
 from twophase.spark.plan import Plan
 
 WHY = ("--reason", "looked at it")
@@ -71,6 +75,22 @@ class InPostgres(Target):
     def content(self) -> list[Row]:
         self.cursor.execute("SELECT id, word, frequency FROM words")
         return [dict(zip(("id", "word", "frequency"), row, strict=True)) for row in self.cursor.fetchall()]
+
+
+class Attached(InPostgres):
+    """Somebody who may stage has taken the name that the staging table is to have as a partition."""
+
+    def sink(self) -> Sink:
+        return sinks.Postgres("words", conn_id="dwh", create=True, attach=True)
+
+    def refuse(self) -> None:
+        self.cursor.execute("SELECT min(tablename) FROM pg_tables WHERE tablename LIKE 's\\_%'")  # not its parts
+        (staged,) = self.cursor.fetchone()
+        self.taken = str(targets.partition_name(Table("twophase_staging", staged)))
+        self.cursor.execute(f"CREATE TABLE {self.taken} ()")
+
+    def take(self) -> None:
+        self.cursor.execute(f"DROP TABLE {self.taken}")
 
 
 class InDelta(Target):
@@ -121,19 +141,62 @@ class InIceberg(Target):
         return rows
 
 
-TARGETS: dict[str, Callable[[Any], Target]] = {"postgres": InPostgres, "delta": InDelta, "iceberg": InIceberg}
+class Losing(Target):
+    """It has nothing to refuse rows by; what is staged for it is lost, and found again."""
+
+    def _staged(self) -> Path:
+        return Path(f"{self.sink().location()}.twophase", "staging")
+
+    def refuse(self) -> None:
+        lost = max(self._staged().iterdir())  # that of the newest checkpoint
+        self.lost = lost.rename(data_path("lost")), lost
+
+    def take(self) -> None:
+        found, place = self.lost
+        found.rename(place)
+
+
+class InFiles(Losing):
+    """A table of files."""
+
+    def sink(self) -> Sink:
+        return sinks.Files("lake/other")
+
+    def content(self) -> list[Row]:
+        return visible("lake/other")
+
+
+class Sent(Losing):
+    """A system that rows are sent to."""
+
+    def sink(self) -> Sink:
+        kept = str(data_path("kept.db"))
+        return sinks.WriteAhead("senders:Keeping", arguments={"path": kept}, idempotent=True, path="ahead/words")
+
+    def content(self) -> list[Row]:
+        return senders.kept(data_path("kept.db"))
+
+
+TARGETS: dict[str, Callable[[Any], Target]] = {
+    "postgres": InPostgres,
+    "attached": Attached,
+    "delta": InDelta,
+    "iceberg": InIceberg,
+}
+#: No constraint is in a folder; and a system that does not take its rows is asked again, and never parked.
+LOSING: dict[str, Callable[[Any], Target]] = {"files": InFiles, "sent": Sent}
 
 
 class Bench:
     """One pipeline into files and into a target that may refuse."""
 
-    def __init__(self, record: PostgresRecord, target: Target) -> None:
+    def __init__(self, record: PostgresRecord, target: Target, *, audited: str | None = None) -> None:
         self.record = record
         self.target = target
         self.pipeline: Pipeline = words_pipeline(
             writes={"dwh": target.sink(), "lake": sinks.Files("lake/words")}, max_files=1
         )
-        self.pipeline.audits = [audits.not_null("word")]
+        self.pipeline.audits = [audits.not_null("word", on=audited)]
         self.rows: list[Row] = []
 
     def process(self, stager: PreStaged | None = None) -> Runner:
@@ -174,9 +237,15 @@ class Bench:
         return [difference for difference in verify(self.record, self.pipeline) if difference]
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "attached")) for name in TARGETS])
 def bench(request: pytest.FixtureRequest, home: Path, record: PostgresRecord, target: Any) -> Iterator[Bench]:
     yield Bench(record, TARGETS[request.param](target))
+    failpoints.configure("")
+
+
+@pytest.fixture(params=LOSING)
+def losing(request: pytest.FixtureRequest, home: Path, record: PostgresRecord, target: Any) -> Iterator[Bench]:
+    yield Bench(record, LOSING[request.param](target), audited="lake")
     failpoints.configure("")
 
 
@@ -229,6 +298,40 @@ def test_a_restage_of_the_sink_that_is_named_lets_it_take_what_the_transform_giv
     assert bench.differences() == []
 
 
+def test_what_is_lost_is_restaged_by_the_name_of_its_sink_alone(losing: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other sink keeps what it has, and what comes to light later is not shown beside it."""
+    key = losing.refused()
+    with pytest.raises(Parked, match=r"parked: put back what is missing, .*twophase restage words 2 --reason"):
+        losing.process().coordinator.finish(key)
+    assert losing.read(key).hindrances == {"dwh": Hindrance.LOST}
+    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=mended))
+
+    named = twophase("restage", "words", "2", "--sink", "dwh", *WHY)
+    losing.target.take()
+    recover(losing.process().coordinator, decided_only=True)
+    list(sweep(losing.record, losing.pipeline))
+
+    assert named.exit_code == 0, named.stderr
+    assert counted(losing.target.content()) == counted([*losing.rows[:4], *mended(losing.rows[4:])])
+    assert counted(visible("lake/words")) == counted(losing.rows)
+    assert losing.differences() == []
+
+
+def test_what_was_lost_and_is_put_back_is_promoted_though_a_restage_failed_meanwhile(losing: Bench) -> None:
+    key = losing.refused()
+    with pytest.raises(AttemptFailed):
+        losing.process(Failing()).restage(2, "try", ["dwh"])
+    recover(losing.process().coordinator, decided_only=True)
+    assert losing.read(key).state is State.COMMITTING
+
+    losing.target.take()
+    recover(losing.process().coordinator, decided_only=True)
+
+    assert losing.read(key).state is State.COMMITTED
+    assert counted(losing.target.content()) == counted(losing.rows)
+    assert losing.differences() == []
+
+
 class Failing(PreStaged):
     """Has staged everything when it fails."""
 
@@ -251,6 +354,26 @@ def test_a_restage_that_fails_leaves_what_was_voted_for_as_it_was(bench: Bench) 
     recover(bench.process().coordinator, decided_only=True)
 
     assert bench.read(key).state is State.COMMITTED
+    assert counted(bench.target.content()) == counted(bench.rows)
+    assert bench.differences() == []
+
+
+def test_a_partition_name_that_is_taken_before_the_vote_is_refused_there_and_the_next_run_has_another(
+    home: Path, record: PostgresRecord, target: Any
+) -> None:
+    bench = Bench(record, Attached(target))
+    bench.land()
+
+    class Occupied(PreStaged):
+        def __call__(self, *arguments: Any) -> Any:
+            staged = super().__call__(*arguments)
+            bench.target.refuse()
+            return staged
+
+    with pytest.raises(BadValue, match=r"table public.words refuses what is staged: relation .* already exists"):
+        bench.process(Occupied()).run()
+
+    assert bench.process().run() is not None
     assert counted(bench.target.content()) == counted(bench.rows)
     assert bench.differences() == []
 

@@ -62,7 +62,9 @@ class Acceptance:
         with self._told():
             promoter.check_there(cursor)
         if found is None:  # the promotion makes it, of the staged columns; its only index is by the key
-            return promoter.try_out if self._is_long(cursor, [promoter.mode.key]) else promoter.try_making
+            # The name that a partition is to have may be taken.
+            whole = promoter.mode.attach or self._is_long(cursor, [promoter.mode.key])
+            return promoter.try_out if whole else promoter.try_making
         there = staging.columns_of(cursor, promoter.target) or {}
         written = [name for name in staging.columns_of(cursor, promoter.staged) or () if name != CHANGE]
         filled = {*written, *([CHECKPOINT] if promoter.numbers else [])}
