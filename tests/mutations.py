@@ -120,6 +120,8 @@ def promoter(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(memory, MemoryPromoter, function, words)
 
 
+#: What comes before the vote of a restage.
+DESTROY = "Restaging(self, revision.key).is_superfluous(revision, name, manifest or {})"
 #: Without lost staging and restage: most rules do not need them.
 PLAIN = Limits(restages=False, loses_staging=False, brings_back=False)
 
@@ -287,6 +289,18 @@ MUTATIONS = (
         "a restage leaves what earlier attempts staged",
         "R21",
         (Edit(restaging, Restaging, "is_superfluous", (("if sink.copies:", "if False:"),)),),
+        Limits(loses_staging=False, brings_back=False, objects=True),
+    ),
+    Mutation(
+        "a restage votes before it destroys",
+        "R21",
+        (
+            core(
+                "vote",
+                (f"if restaged and {DESTROY}:", "if False:"),
+                ('hit("vote.after")', f'restaged and {DESTROY}\n    hit("vote.after")'),
+            ),
+        ),
         Limits(loses_staging=False, brings_back=False, objects=True),
     ),
     Mutation(
@@ -516,6 +530,12 @@ SCHEDULES: dict[str, int | list[Action]] = {
         ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
         ("object", 0), ("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, TO_THE_END),
         ("start", "restage", 0), ("go", 1, TO_THE_END), ("go", 0, 1),
+    ],
+    "a restage votes before it destroys": [
+        ("start", "script", 0), ("go", 0, TO_THE_END), ("start", "backfill", 0), ("upto", 0, "sink.exchange"),
+        ("object", 0), ("tick", LEASE + 1), ("start", "recover", 0), ("go", 1, TO_THE_END),
+        ("start", "restage", 0), ("upto", 1, "vote.inside"), ("upto", 1, "sink.list"), ("tick", LEASE + 1),
+        ("start", "recover", 0), ("go", 2, TO_THE_END), ("go", 0, 1),
     ],
     "the record keeps its own attempt, not the sink's": [
         ("start", "script", 0), ("upto", 0, "commit.after"), ("upto", 0, "sink.rename"), ("destroy", 0),
