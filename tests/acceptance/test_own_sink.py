@@ -72,9 +72,14 @@ WRONG = {
     "DiscardingTheCheckpoint": "test_discarding_a_revision_leaves_the_others",
     "DiscardingEveryRevision": "test_discarding_a_revision_leaves_the_others",
     "SweepingEveryAttempt": "test_what_is_swept_is_one_attempt",
+    "KeepingEarlierAttempts": "test_what_is_staged_again_leaves_nothing_earlier_to_be_promoted",
+    "PromotingAgain": "test_an_earlier_attempt_that_was_promoted_after_all_counts",
+    "ReceiptAfterwards": "test_a_receipt_is_kept_before_anything_is_shown",
+    "LastReceiptOnly": "test_what_it_was_given_is_known_by_receipts",
+    "AnyNumber": "test_a_number_that_is_another_decisions_is_refused",
 }
 #: The same cases, kept by the sink that the wrong ones are made of.
-RIGHT = "Applying"
+RIGHT = "Receipted"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from typing import Any
 
@@ -222,3 +223,82 @@ class SweepingEveryAttempt(Applying):
 
     def remove(self, left: Any) -> None:
         self._run(["DELETE FROM staged WHERE place LIKE ?", f"{left.checkpoint_id}.{left.revision}.%"])
+
+
+class KeepingEarlierAttempts(Applying):
+    """Leaves what was staged before a restage to whoever comes."""
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Any) -> None:
+        """Do nothing."""
+
+
+class PromotingAgain(Applying):
+    """Knows what it promoted by its attempt, and so not the earlier one of a restage."""
+
+    def is_marked(self, db: Any, key: Key) -> bool:
+        return False
+
+    def mark(self, db: Any, key: Key) -> None:
+        db.execute("DELETE FROM marker WHERE checkpoint = ? AND revision = ?", key[1:])
+        super().mark(db, key)
+
+
+class Receipted(Applying):
+    """Keeps the receipts of decisions."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        try:
+            refused = self.keep(key, handle)
+        except sqlite3.OperationalError as error:
+            return Promotion(Outcome.UNKNOWN, str(error))
+        return refused or super().promote(key, handle, manifest)
+
+    def keep(self, key: Key, handle: Any) -> Promotion | None:
+        """Keep a receipt; say that its number is another's."""
+        receipt = handle["receipt"]
+        with self._receipts() as db:
+            insert = "INSERT INTO receipt VALUES (?, ?) ON CONFLICT DO NOTHING"
+            db.execute(insert, (receipt["commit_seq"], json.dumps(receipt)))
+        (there,) = self.receipts(key.pipeline, receipt["commit_seq"])[:1]
+        other = (there["checkpoint_id"], there["revision"]) != key[1:]
+        return Promotion(Outcome.FAILED, "the number is another's") if other else None
+
+    def _receipts(self) -> Any:
+        db = sqlite3.connect(self.path, timeout=2)
+        db.execute("CREATE TABLE IF NOT EXISTS receipt (number INTEGER PRIMARY KEY, document TEXT)")
+        return db
+
+    def newest(self, pipeline: str) -> int | None:
+        with self._receipts() as db:
+            (found,) = db.execute("SELECT max(number) FROM receipt").fetchone()
+            return found  # type: ignore[no-any-return]
+
+    def receipts(self, pipeline: str, since: int) -> Any:
+        with self._receipts() as db:
+            found = db.execute("SELECT document FROM receipt WHERE number >= ? ORDER BY number", (since,))
+            return [json.loads(document) for (document,) in found]
+
+
+class ReceiptAfterwards(Receipted):
+    """Keeps a receipt once everything is shown."""
+
+    def promote(self, key: Key, handle: Any, manifest: Any) -> Promotion:
+        done = Applying.promote(self, key, handle, manifest)
+        return self.keep(key, handle) or done
+
+
+class LastReceiptOnly(Receipted):
+    """Knows the receipt that it was given last."""
+
+    def keep(self, key: Key, handle: Any) -> Promotion | None:
+        with self._receipts() as db:
+            db.execute("DELETE FROM receipt WHERE number < ?", (handle["commit_seq"],))
+        return super().keep(key, handle)
+
+
+class AnyNumber(Receipted):
+    """Takes a number that is another decision's."""
+
+    def keep(self, key: Key, handle: Any) -> Promotion | None:
+        super().keep(key, handle)
+        return None

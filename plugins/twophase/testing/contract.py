@@ -13,7 +13,7 @@ import pytest
 from twophase.core.errors import TwophaseError
 from twophase.core.ports import Outcome
 from twophase.sinks.base import Sink
-from twophase.testing.outputs import WAITING, Read, Rows, Stage, Staged, again, session
+from twophase.testing.outputs import PIPELINE, WAITING, Read, Rows, Stage, Staged, again, session
 from twophase.testing.promoting import Promoting
 
 #: One promotion may take fewer lines than that in which they were counted, and come to its end.
@@ -239,6 +239,102 @@ class SinkContract:
             assert first.promote() is Outcome.ALREADY_PROMOTED
             assert _same(read(), self.expected(*done)), f"stopped at {place}"
 
+    # --- staged again ------------------------------------------------------------------------------------------------
+
+    def test_what_is_staged_again_leaves_nothing_earlier_to_be_promoted(self, stage: Stage, read: Read) -> None:
+        """`discard_earlier` sees to it, repeated harmlessly; the new attempt and other checkpoints are left alone."""
+        if not stage.sink.copies:
+            pytest.skip("it takes over what is staged, and an earlier attempt may still win")
+        first, other = stage(), stage()
+        second = stage.again(first)
+        for _ in range(2):
+            again(stage.sink).discard_earlier(second.key, second.attempt, first.handle)
+
+        assert (first.find(), first.promote()) == (Outcome.FAILED, Outcome.FAILED)
+        assert read() == []
+        assert [second.finish(), other.finish()] == [Outcome.PROMOTED] * 2
+        assert _same(read(), self.expected(second, other))
+
+    def test_an_earlier_attempt_that_was_promoted_after_all_counts(self, stage: Stage, read: Read) -> None:
+        """It is decided once: what is staged again is not shown beside it, nor in its place."""
+        first = stage()
+        second = stage.again(first)
+        first.promote()
+        if stage.sink.copies:
+            again(stage.sink).discard_earlier(second.key, second.attempt, first.handle)
+
+        assert [second.find(), second.promote()] == [Outcome.ALREADY_PROMOTED] * 2
+        assert _same(read(), first.rows)
+
+    def test_a_late_promoter_shows_nothing_beside_what_is_staged_again(self, stage: Stage, read: Read) -> None:
+        """One of the earlier attempt, wherever it slept: once the new attempt is voted for a copying sink shows that.
+
+        One that takes over what is staged may show the earlier one instead, whole.
+        """
+        done: list[Staged] = []
+        for place in self._places(stage, done)[:: max(self.places // 4, 1)]:
+            first = stage()
+            second = stage.again(first)
+            late = Promoting(first, "stop", place)
+            late.until_stopped()
+            voted = _is_voted_for(first, second)
+            if voted:
+                assert second.promote() in {*_DONE, *WAITING}
+            late.wake()
+            late.ended()
+            if not voted and first.finish() not in _DONE:
+                voted = _is_voted_for(first, second)
+                assert voted, f"stopped at {place}: neither attempt can be promoted"
+            assert (second if voted else first).finish() in _DONE
+            possible = [second] if voted and stage.sink.copies else [first, second]
+            shown = [one for one in possible if _same(read(), self.expected(*done, one))]
+            assert shown, f"stopped at {place}"
+            done.append(shown[0])
+
+    # --- receipts ----------------------------------------------------------------------------------------------------
+
+    def test_what_it_was_given_is_known_by_receipts(self, stage: Stage) -> None:
+        """`newest` has the highest number, `receipts` the documents, in order: a restored record is told by them."""
+        first, second = stage(), stage()
+        first.promote()
+        self._skip_unless_receipted(stage.sink)
+        sink = again(stage.sink)
+        assert sink.newest(PIPELINE) == first.commit_seq
+        second.promote()
+
+        kept = [first.handle["receipt"], second.handle["receipt"]]
+        assert sink.newest(PIPELINE) == second.commit_seq
+        assert [dict(one) for one in sink.receipts(PIPELINE, first.commit_seq)] == kept
+        assert [dict(one) for one in sink.receipts(PIPELINE, second.commit_seq)] == kept[1:]
+
+    def test_a_receipt_is_kept_before_anything_is_shown(self, stage: Stage, read: Read) -> None:
+        """Killed anywhere: what is seen has its number, so no restored record gives that away again."""
+        done: list[Staged] = []
+        places = self._places(stage, done)
+        self._skip_unless_receipted(stage.sink)
+        for place in places[:: max(self.places // 4, 1)]:
+            staged = stage()
+            Promoting(staged, "kill", place).ended()
+            unseen = _same(read(), self.expected(*done))
+            assert unseen or again(stage.sink).newest(PIPELINE) == staged.commit_seq, f"killed at {place}"
+            done.append(staged)
+            assert staged.finish() in _DONE
+
+    def test_a_number_that_is_another_decisions_is_refused(self, stage: Stage, read: Read) -> None:
+        """A record that was restored gives it away a second time; nothing of that is shown."""
+        first, other = stage(), stage()
+        first.promote()
+        self._skip_unless_receipted(stage.sink)
+        number = {"commit_seq": first.commit_seq}
+        other.handle = {**other.handle, **number, "receipt": {**other.handle["receipt"], **number}}
+
+        assert other.promote() is Outcome.FAILED
+        assert _same(read(), first.rows)
+
+    def _skip_unless_receipted(self, sink: Sink) -> None:
+        if again(sink).newest(PIPELINE) is None:
+            pytest.skip("it keeps no receipts: of a restored record nobody is told by it")
+
     # --- discarded ---------------------------------------------------------------------------------------------------
 
     def test_what_is_discarded_is_gone_and_cannot_be_promoted(self, stage: Stage, read: Read) -> None:
@@ -335,6 +431,18 @@ class SinkContract:
         done += [second] if replacing else [first, second]
         step = max(count / self.places, 1.0)
         return sorted({min(count, 1 + round(number * step)) for number in range(self.places)} | {count})
+
+
+def _is_voted_for(first: Staged, second: Staged) -> bool:
+    """Do what comes before the vote of a restage; say whether it comes to its vote."""
+    sink = again(second.sink)
+    try:
+        sink.check(second.key, second.handle, second.manifest)
+        if sink.copies:
+            sink.discard_earlier(second.key, second.attempt, first.handle)
+    except Exception:  # noqa: BLE001 - a sink may be anybody's: it cannot now, and nothing is voted for
+        return False
+    return second.find() is Outcome.RETRY_LATER
 
 
 def _same(found: Rows, expected: Rows) -> bool:

@@ -42,6 +42,12 @@ class Staged:
     rows: Rows
 
     @property
+    def commit_seq(self) -> int:
+        """Return the number of its decision."""
+        number: int = self.handle["commit_seq"]
+        return number
+
+    @property
     def output(self) -> Output:
         """Return it as the record has it once it is decided."""
         return Output(self.key, self.attempt, self.handle, self.manifest)
@@ -91,14 +97,24 @@ class Stage:
         """Return the slot that a checkpoint stands for; None: it stands for none."""
         return None
 
-    def attempt(self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None) -> Staged:
-        """Stage one attempt of a revision."""
+    def again(self, first: Staged, rows: int = 2) -> Staged:
+        """Stage a decided output again, as a restage does: the next attempt of the same decision."""
+        return self.attempt(first.key, first.attempt + 1, rows, earlier=first)
+
+    def attempt(
+        self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None, *, earlier: Staged | None = None
+    ) -> Staged:
+        """Stage one attempt of a revision; `earlier` was voted for when it was decided."""
         made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
         older = of.output if of else None
         place = self.sink.place(key, attempt, secrets.token_hex(4), slot=self.slot(key), older=older)
+        if earlier is not None:
+            place = {**place, "earlier": [earlier.manifest.get("digest")]}
         manifest = self.sink.stage(self.frame(made), key, attempt, "contract", place)
-        self.decided += 1
-        handle = {**place, "commit_seq": self.decided, "timestamp": "2026-01-01T00:00:00+00:00"}
+        self.decided += earlier is None
+        number = earlier.commit_seq if earlier else self.decided
+        receipt = {**key._asdict(), "commit_seq": number, "epoch": attempt}
+        handle = {**place, "commit_seq": number, "receipt": receipt, "timestamp": "2026-01-01T00:00:00+00:00"}
         staged = Staged(self.sink, key, attempt, json.loads(json.dumps(handle)), _plain(manifest), made)
         again(self.sink).check(key, place, manifest)
         return staged
