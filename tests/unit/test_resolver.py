@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, Unreachable
+from twophase.local.opening import open_record
 from twophase.local.resolver import Committer, inside_airflow, resolve
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -62,6 +63,16 @@ def test_connection_of_the_environment_is_used_without_airflow(monkeypatch: pyte
     monkeypatch.setenv("AIRFLOW_CONN_TWOPHASE_COMMITTER", declared)
 
     assert resolve() == Committer(CONNECTION, "connection twophase_committer")
+
+
+def test_a_database_that_does_not_answer_is_told_with_who_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise people look at a variable that is not set."""
+    monkeypatch.setenv("AIRFLOW_CONN_TWOPHASE_COMMITTER", "postgresql://somebody:hidden@127.0.0.1:1/record")
+
+    with pytest.raises(Unreachable, match=r"; check connection twophase_committer and the server$") as told:
+        open_record()
+
+    assert "hidden" not in str(told.value)
 
 
 def test_nothing_declared_and_nothing_running_names_the_remedy(tmp_path: Path) -> None:

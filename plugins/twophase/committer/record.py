@@ -112,16 +112,20 @@ class PostgresRecord:
         self.who = who or whoami()
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - where it is, who acts, and what may be made
         cls,
         dsn: str,
         *,
         who: str | None = None,
+        origin: str = "TWOPHASE_DSN",
         restart: Callable[[], str] | None = None,
         create: bool = False,
         upgrade: bool = False,
     ) -> PostgresRecord:
-        """Connect, and make sure that the record in there is of this code's version, if need be by making it so."""
+        """Connect, and make sure that the record in there is of this code's version, if need be by making it so.
+
+        `origin` is who named the database, for the error if it does not answer.
+        """
         engine = connect(dsn, restart=restart)
         try:
             with engine.connect() as connection:
@@ -133,7 +137,7 @@ class PostgresRecord:
         except (OperationalError, UnicodeDecodeError) as error:
             where = make_url(dsn).set(query={}).render_as_string(hide_password=True)
             reason = str(error.orig if isinstance(error, OperationalError) else error).strip().splitlines()[0]
-            msg = f"committer database {where}: {reason}; check TWOPHASE_DSN, or unset it to use the embedded one"
+            msg = f"committer database {where}: {reason}; check {origin} and the server"
             raise Unreachable(msg) from None
         return cls(engine, who=who)
 

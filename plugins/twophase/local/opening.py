@@ -21,4 +21,11 @@ def open_record(dsn: str | None = None, *, may_start: bool = False, who: str | N
 
     committer = resolve(dsn, may_start=may_start)
     restart = postgres.ensure if committer.embedded and may_start else None
-    return PostgresRecord.open(committer.dsn, who=who, restart=restart, create=may_start, upgrade=committer.embedded)
+    return PostgresRecord.open(
+        committer.dsn,
+        who=who,
+        origin=committer.origin,
+        restart=restart,
+        create=may_start,
+        upgrade=committer.embedded,
+    )
