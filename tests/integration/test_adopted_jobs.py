@@ -35,6 +35,15 @@ class Lost(StageOperator):
         raise RuntimeError(msg)
 
 
+def _words() -> Pipeline:
+    return Pipeline(
+        "words",
+        reads={"words": sources.Files("landing", format="json", schema="word string")},
+        transform="words:transform",
+        writes={"lake": sinks.Files("lake")},
+    )
+
+
 def test_a_job_that_cannot_be_killed_keeps_nothing_from_being_aborted(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever the kill raises is told; what such a job still writes is in a place that is never promoted."""
     job = {"id": "driver-1", "operator": f"{Lost.__module__}:{Lost.__qualname__}"}
@@ -45,6 +54,21 @@ def test_a_job_that_cannot_be_killed_keeps_nothing_from_being_aborted(caplog: py
     assert caplog.messages == ["words/1 r1: its job driver-1 could not be killed: no client for driver-1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "adopted"),
+    [
+        ("twophase.airflow.stage:StageOperator", True),
+        ("twophase.airflow:StageOperator", True),
+        ("gone.with.its:Operator", False),
+    ],
+)
+def test_a_job_is_adopted_by_the_operator_that_submitted_it_by_whatever_name(name: str, adopted: bool) -> None:
+    """One whose operator is gone is nobody's: the task goes on with another attempt and does not fail over it."""
+    operator = StageOperator(task_id="stage", pipeline=_words())
+
+    assert operator.adopts({"operator": name}) is adopted
+
+
 @pytest.mark.parametrize(("alive", "epoch"), [(True, 1), (False, 2)])
 def test_a_job_that_has_failed_is_followed_by_another_attempt(
     home: Path, record: PostgresRecord, monkeypatch: pytest.MonkeyPatch, alive: bool, epoch: int
@@ -52,12 +76,7 @@ def test_a_job_that_has_failed_is_followed_by_another_attempt(
     """A second driver in the first one's staging place would find that it was claimed, try after try."""
     (home / "data" / "landing").mkdir(parents=True)
     (home / "data" / "landing" / "1.json").write_text('{"word": "apple"}\n')
-    pipeline = Pipeline(
-        "words",
-        reads={"words": sources.Files("landing", format="json", schema="word string")},
-        transform="words:transform",
-        writes={"lake": sinks.Files("lake")},
-    )
+    pipeline = _words()
     enter(record, pipeline)
     protocol = coordinator(record, pipeline)
     begun = protocol.begin(Run("dag", "run"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from twophase import audits, committers, sinks, sources
-from twophase.core.declared import MOVED, Declared, current, import_path, public_name
+from twophase.core.declared import MOVED, Declared, current, current_name, import_path, public_name
 from twophase.core.errors import ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
@@ -139,6 +139,12 @@ def test_a_part_of_a_users_own_is_not_taken_for_the_shipped_one_of_its_name() ->
 @pytest.mark.parametrize("old", MOVED)
 def test_a_name_in_a_record_of_an_earlier_version_is_still_understood(old: str) -> None:
     assert import_path(old) is import_path(MOVED[old])
+
+
+def test_a_name_is_brought_to_today_without_what_it_names() -> None:
+    """A job that an operator of a user's own submitted is compared by name after that operator is gone."""
+    assert current_name("twophase.airflow.stage:StageOperator") == "twophase.airflow:StageOperator"
+    assert current_name("gone.with.its:Operator") == "gone.with.its:Operator"
 
 
 def test_a_declaration_with_old_names_is_one_with_the_names_of_today() -> None:

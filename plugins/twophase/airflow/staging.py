@@ -26,7 +26,7 @@ from twophase.airflow.sdk import AirflowException, AirflowRescheduleException, A
 from twophase.core import private
 from twophase.core.advice import APPROVAL
 from twophase.core.checkpoint import Json, Key, Revision
-from twophase.core.declared import import_path, public_name
+from twophase.core.declared import current_name, public_name
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
@@ -232,7 +232,7 @@ class StagingOperator(BaseOperator):
 
     def adopts(self, job: Json) -> bool:
         """Say whether a job that the record keeps is one that this operator could adopt."""
-        return bool(import_path(job["operator"]) is type(self))
+        return current_name(job["operator"]) == public_name(type(self), "twophase.airflow")
 
 
 class Submission:

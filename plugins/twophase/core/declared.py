@@ -81,16 +81,21 @@ def current(declaration: dict[str, Any]) -> dict[str, Any]:
     return {
         name: current(value)
         if isinstance(value, dict)
-        else MOVED.get(value, value)
+        else current_name(value)
         if name == "class" and isinstance(value, str)
         else value
         for name, value in declaration.items()
     }
 
 
+def current_name(name: str) -> str:
+    """Return the name of today for one that a record keeps; what it names need not be there any more."""
+    return MOVED.get(name, name)
+
+
 def import_path(path: str) -> Any:  # noqa: ANN401 - whatever the path names
     """Return what `module:name` names, also where an earlier version had it in another module."""
-    module, _, name = MOVED.get(path, path).partition(":")
+    module, _, name = current_name(path).partition(":")
     if not module or not name:
         msg = f"import path {path!r}: expected `module:name`"
         raise ConfigError(msg)
