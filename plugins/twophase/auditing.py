@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("twophase")
 
 
-class Verdict(NamedTuple):
+class AuditVote(NamedTuple):
     """What one audit says of one write."""
 
     write: str
@@ -45,12 +45,12 @@ def audit(
     `check` raises when another attempt took over.
     """
     refused = []
-    for verdict in _verdicts(coordinator, pipeline, attempt, staged, check):
-        voter = verdict.voter
+    for vote in _votes(coordinator, pipeline, attempt, staged, check):
+        voter = vote.voter
         coordinator.vote(attempt, voter.name, yes=bool(voter.vote), manifest=voter.manifest, reason=voter.reason)
         hit("audit.after")
-        if verdict.objection:
-            refused.append(verdict.objection)
+        if vote.objection:
+            refused.append(vote.objection)
     if refused:
         msg = f"checkpoint {attempt.key}: {'; '.join(refused)}; nothing became visible, correct it and run again"
         raise AuditFailed(msg)
@@ -66,10 +66,10 @@ def audit_again(
     """
     found: dict[str, list[Participant]] = {write: [] for write in staged}
     refused: dict[str, list[str]] = {}
-    for verdict in _verdicts(coordinator, pipeline, attempt, staged, check):
-        found[verdict.write].append(verdict.voter)
-        if verdict.objection:
-            refused.setdefault(verdict.write, []).append(verdict.objection)
+    for vote in _votes(coordinator, pipeline, attempt, staged, check):
+        found[vote.write].append(vote.voter)
+        if vote.objection:
+            refused.setdefault(vote.write, []).append(vote.objection)
     for write, objections in refused.items():
         coordinator.vote(attempt, write, yes=False, reason="; ".join(objections))
     if refused:
@@ -79,9 +79,9 @@ def audit_again(
     return found
 
 
-def _verdicts(
+def _votes(
     coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
-) -> Iterator[Verdict]:
+) -> Iterator[AuditVote]:
     """Run every audit of what is staged."""
     voters = {name: (write, found) for name, (write, found) in pipeline.voters().items() if write in staged}
     for write in dict.fromkeys(write for write, _ in voters.values()):
@@ -99,7 +99,7 @@ def _verdicts(
                 log.log(logging.INFO if verdict.passed else logging.WARNING, "%s: audit %s", attempt.key, reason)
                 voter = Participant(name, "audit", attempt.epoch, yes, manifest=verdict.summary(), reason=reason)
                 objection = None if yes else f"{name}{verdict.text.removeprefix(found.name)}"  # which begins with it
-                yield Verdict(write, voter, objection)
+                yield AuditVote(write, voter, objection)
 
 
 def _context(coordinator: Coordinator, attempt: Revision, write: str, manifest: Json) -> AuditContext:
