@@ -32,6 +32,9 @@ RESERVED = frozenset({"spark", "context", "state"})
 #: Whether the number of partitions of what is kept may follow from its rows; planned when it is kept.
 COALESCED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
+#: From this version on Spark coalesces what it keeps.
+COALESCES = 4
+
 #: How large Spark wants a partition to be, and the least that it makes of one to use all its cores (its defaults).
 ADVISED = 64 << 20
 LEAST = 1 << 20
@@ -74,7 +77,7 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
         for name, sink in sinks.items():
             _check_schema(plan, name, sink, columns(frames[name].schema))
         hit("stage.before")
-        if spark.version < "4":
+        if int(spark.version.partition(".")[0]) < COALESCES:
             frames = _coalesced(frames)
         return {
             name: sink.stage(frames[name], plan.key, plan.attempt, name, plan.writes[name]["handle"])
