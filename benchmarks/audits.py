@@ -16,7 +16,7 @@ from benchmarks.place import Place
 from twophase import audits
 from twophase.audits import Audit, AuditContext
 from twophase.core.settings import data_path
-from twophase.sinks.relations import Relation
+from twophase.row_queries.duckdb_rows import Relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave, medians, number, step
 from benchmarks.place import Place
 from twophase import Pipeline, sinks, sources
+from twophase.attempt import Staging
 from twophase.core.coordinator import Coordinator
 from twophase.core.settings import data_path
-from twophase.running import InProcess, Runner
-from twophase.sinks import disk, storage
+from twophase.runner import InProcess, Runner
 from twophase.sinks.base import Sink
-from twophase.staging import Staging
+from twophase.storage import base, disk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -89,7 +89,7 @@ def run(place: Place, sizes: Sizes, *, form: Format) -> Findings:
         ],
         profile={
             "ours": medians(mine, parts),
-            f"ours, inside seal, over {storage.THREADS} threads": medians(mine, threads),
+            f"ours, inside seal, over {base.THREADS} threads": medians(mine, threads),
             "peer": medians(theirs),
         },
         notes=[
@@ -133,7 +133,7 @@ def watch(sink: type[Sink]) -> Stopwatch:
             "stage": (InProcess, "__call__"),
             "seal": (sink, "seal"),
             "seal: fsync and checksum": (disk, "seal_file"),
-            "seal: footers": (storage, "count_rows"),
+            "seal: footers": (base, "count_rows"),
             "check and vote": (Staging, "_vote"),
             "commit and promote": (Coordinator, "commit"),
         }

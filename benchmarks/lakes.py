@@ -23,7 +23,7 @@ from twophase.core.settings import data_path
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from twophase.sinks.lake import Lake
+    from twophase.sinks.log_tables.base import Lake
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from benchmarks.workload import Linked, land, pipeline
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
 from twophase.maintenance import load, verify
-from twophase.running import Runner
+from twophase.runner import Runner
 
 NAME = "memory"
 

@@ -19,9 +19,9 @@ from twophase.core.checkpoint import Key
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.sinks import Postgres
-from twophase.sinks.pg import database
-from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import Loader
+from twophase.sinks.postgres.staging_table import Loader
+from twophase.storage import database
+from twophase.storage.database import Table
 
 CONN_ID = "bench"
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))

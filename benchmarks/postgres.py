@@ -19,9 +19,10 @@ from twophase.core.checkpoint import Key
 from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.sinks import Postgres
-from twophase.sinks.pg import staging
-from twophase.sinks.pg.changes import Changes
-from twophase.sinks.pg.database import Table
+from twophase.sinks.postgres import staging_table
+from twophase.sinks.postgres.changes import Changes
+from twophase.storage import database
+from twophase.storage.database import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,7 +94,7 @@ class Bench:
         """Stage, check and promote one checkpoint."""
         name = self.target()
         sink, key = Postgres(name, conn_id=CONN_ID, history=history, **self.mode), Key("bench", 1, 1)
-        watch = Stopwatch(load=(staging, "load"), finish=(staging, "finish"), check=(Postgres, "check"))
+        watch = Stopwatch(load=(staging_table, "load"), finish=(staging_table, "finish"), check=(Postgres, "check"))
         start = time.perf_counter()
         with watch:
             sink.prepare()
@@ -138,7 +139,7 @@ class Bench:
         target, staged = Table.parse(name), Table.parse(new)
         with psycopg2.connect(self.dsn) as session, session.cursor() as cursor:
             cursor.execute(f"CREATE UNIQUE INDEX ON {new} (id); ANALYZE {new}")
-            columns = staging.columns_of(cursor, staged) or {}
+            columns = database.columns_of(cursor, staged) or {}
             changes = Changes(target, staged, tuple(self.mode["key"]), columns)
             changes.read_in_order(cursor)
             changes.apply(cursor)

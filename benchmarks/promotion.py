@@ -14,8 +14,8 @@ from benchmarks.workload import stage
 from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
-from twophase.sinks import disk
-from twophase.sinks.promoting import Promoter
+from twophase.sinks.files.promotion import Promoter
+from twophase.storage import disk
 
 
 @dataclass(frozen=True)

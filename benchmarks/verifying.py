@@ -11,7 +11,7 @@ from benchmarks.place import Place
 from benchmarks.workload import stage_bytes
 from twophase import sinks
 from twophase.core.checkpoint import Key, Output
-from twophase.sinks import disk, storage
+from twophase.storage import base, disk
 
 #: So much longer may it take, to reach 0.7 of the bytes a second.
 SLOWER = 1.43
@@ -47,7 +47,7 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
 
     def plain() -> Mapping[str, float]:
         def whole() -> None:
-            with ThreadPoolExecutor(storage.THREADS) as pool:
+            with ThreadPoolExecutor(base.THREADS) as pool:
                 list(pool.map(read, files))
 
         return {"whole": timed(whole)}
@@ -56,7 +56,7 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
     mine, theirs = found["verify"]["whole"], found["plain read"]["whole"]
     speed = manifest["bytes"] / 1e6 / mine.median
     return Findings(
-        compared=f"verify of {manifest['bytes'] / 1e6:,.0f} MB ÷ reading it, each in {storage.THREADS} threads",
+        compared=f"verify of {manifest['bytes'] / 1e6:,.0f} MB ÷ reading it, each in {base.THREADS} threads",
         figures=[Figure("time of verify", mine, theirs, goal=SLOWER)],
         profile={side: medians(parts) for side, parts in found.items()},
         notes=[

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Stopwatch, timed
 from twophase import Pipeline, sinks, sources
+from twophase.attempt import Staging
 from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.coordinator import Coordinator
 from twophase.core.manifest import Column
 from twophase.core.settings import data_path
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
-from twophase.sinks.files import Files
+from twophase.sinks.files.sink import Files
 from twophase.spark.plan import Plan
-from twophase.staging import Staging
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 #: Names that one file may have: file systems have a limit, ext4's is 65,000.

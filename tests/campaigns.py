@@ -11,12 +11,12 @@ from typing import Any
 
 from factories import PreStaged, Row, land
 from twophase import Pipeline, sinks, sources
-from twophase.backfilling import Backfill, Done, Selection
+from twophase.attempt import Stager
+from twophase.backfill import Backfill, Done, Selection
 from twophase.core.settings import data_path
-from twophase.local.opening import open_record
-from twophase.running import Runner, stager_for
+from twophase.local.record_access import open_record
+from twophase.runner import Runner, stager_for
 from twophase.spark.plan import Plan
-from twophase.staging import Stager
 
 FIRST = date(2025, 1, 1)
 

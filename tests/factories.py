@@ -18,11 +18,11 @@ from twophase.core.failpoints import hit
 from twophase.core.manifest import Column
 from twophase.core.settings import data_path
 from twophase.sinks.base import Sink
-from twophase.sinks.files import Files
-from twophase.sinks.lake import Lake
-from twophase.sinks.write_ahead import WriteAhead
+from twophase.sinks.files.sink import Files
+from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.write_ahead.sink import WriteAhead
 from twophase.sources.base import Source
-from twophase.sources.reading import FixedFiles
+from twophase.sources.fixed_files import FixedFiles
 from twophase.spark.plan import Plan
 
 Row = dict[str, Any]

@@ -13,7 +13,7 @@ from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.manifest import Column
 from twophase.core.ports import Promotion
 from twophase.sinks.base import Sink
-from twophase.sinks.lake import Lake
+from twophase.sinks.log_tables.base import Lake
 
 PIPELINE = "words"
 

@@ -12,8 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import Table, Transaction
 
 from factories import Row
-from twophase.sinks import Delta, Iceberg, catalogs
-from twophase.sinks.lake import Lake
+from twophase.formats import iceberg_catalogs
+from twophase.sinks import Delta, Iceberg
+from twophase.sinks.log_tables.base import Lake
 
 if TYPE_CHECKING:
     import pytest
@@ -64,7 +65,7 @@ CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
 def table(sink: Lake) -> Table:
     """Load the table as somebody else does, with a catalog of one's own."""
     assert isinstance(sink, Iceberg)
-    return catalogs.client("a test", sink.catalog, sink.storage).load_table(sink.table)
+    return iceberg_catalogs.client("a test", sink.catalog, sink.storage).load_table(sink.table)
 
 
 class IcebergFormat:

@@ -23,7 +23,7 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
-from twophase.sinks.lake import Lake
+from twophase.sinks.log_tables.base import Lake
 
 #: Where a promoter may be killed; with a new column, into a table that is there or is not.
 POINTS = ("table.created", "table.widened", "promote.checked", "promote.visible", "promote.durable")

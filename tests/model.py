@@ -18,11 +18,11 @@ from unittest import mock
 from memory import MemoryRecord, MemorySink, MemorySource
 from memory_log import MemoryLog
 from promises import PIPELINE, Seen, Violation, check_promises, visible_rows
+from twophase.core import begin as taking_module
 from twophase.core import coordinator as coordinator_module
+from twophase.core import dead_output
 from twophase.core import recovery as recovery_module
-from twophase.core import restaging as restaging_module
-from twophase.core import sweeping
-from twophase.core import taking as taking_module
+from twophase.core import restage as restaging_module
 from twophase.core.checkpoint import Json, Key, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, ManifestMismatch, TwophaseError
@@ -332,7 +332,7 @@ class World:
                     for item, found in revisions.items()
                 }
             for item, found in revisions.items():
-                if sweeping.why_dead(item.attempt, found, voted[item], manifest=False, copies=sink.copies):
+                if dead_output.why_dead(item.attempt, found, voted[item], manifest=False, copies=sink.copies):
                     sink.remove(item)
 
     # --- what happens to them ----------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ import memory
 from memory import MemoryPromoter, MemorySink, MemoryTransaction
 from model import LEASE, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
 from promises import Violation
-from twophase.core import coordinator, recovery, restaging, states, sweeping, taking
+from twophase.core import begin, coordinator, dead_output, recovery, restage, states
+from twophase.core.begin import Taking
 from twophase.core.coordinator import Coordinator
-from twophase.core.restaging import Restaging
+from twophase.core.restage import Restaging
 from twophase.core.states import State
-from twophase.core.taking import Taking
 
 #: How far to look when a recorded seed catches nothing any more.
 SEARCH = 400
@@ -101,7 +101,7 @@ def core(function: str, *words: tuple[str, str]) -> Edit:
 
 
 def taker(function: str, *words: tuple[str, str]) -> Edit:
-    return Edit(taking, Taking, function, words)
+    return Edit(begin, Taking, function, words)
 
 
 def recovering(function: str, *words: tuple[str, str]) -> Edit:
@@ -109,7 +109,7 @@ def recovering(function: str, *words: tuple[str, str]) -> Edit:
 
 
 def sweeper(*words: tuple[str, str]) -> Edit:
-    return Edit(sweeping, sweeping, "why_dead", words)
+    return Edit(dead_output, dead_output, "why_dead", words)
 
 
 def sink(function: str, *words: tuple[str, str]) -> Edit:
@@ -288,7 +288,7 @@ MUTATIONS = (
     Mutation(
         "a restage leaves what earlier attempts staged",
         "R21",
-        (Edit(restaging, Restaging, "is_superfluous", (("if sink.copies:", "if False:"),)),),
+        (Edit(restage, Restaging, "is_superfluous", (("if sink.copies:", "if False:"),)),),
         Limits(loses_staging=False, brings_back=False, objects=True),
     ),
     Mutation(

@@ -21,9 +21,9 @@ from twophase import sinks
 from twophase.core.checkpoint import Json, Key
 from twophase.core.manifest import Column
 from twophase.local import postgres, programs
-from twophase.sinks.pg import database
-from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import Loader
+from twophase.sinks.postgres.staging_table import Loader
+from twophase.storage import database
+from twophase.storage.database import Table
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to" / "postgres.md"
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))

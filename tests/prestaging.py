@@ -13,13 +13,13 @@ from s3_server import local
 from twophase.core.checkpoint import Json, Key
 from twophase.core.manifest import Column
 from twophase.sinks.base import Sink
-from twophase.sinks.files import Files
-from twophase.sinks.lake import Lake
-from twophase.sinks.pg import database
-from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import Loader
-from twophase.sinks.postgres import Postgres
-from twophase.sinks.write_ahead import WriteAhead
+from twophase.sinks.files.sink import Files
+from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.postgres.sink import Postgres
+from twophase.sinks.postgres.staging_table import Loader
+from twophase.sinks.write_ahead.sink import WriteAhead
+from twophase.storage import database
+from twophase.storage.database import Table
 
 Row = dict[str, Any]
 _TYPES = {

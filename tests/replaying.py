@@ -7,9 +7,9 @@ from typing import Any
 
 from factories import PreStaged, Row, words_pipeline
 from twophase import Pipeline, sinks
-from twophase.backfilling import Backfill, Selection
+from twophase.backfill import Backfill, Selection
 from twophase.core.manifest import Column
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 from twophase.spark.plan import Plan
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))

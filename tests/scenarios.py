@@ -27,11 +27,11 @@ from twophase.core.failpoints import FAILPOINTS
 from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, ENTERED_FROM, State
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 from twophase.maintenance import sweep as sweep_all
 from twophase.maintenance import verify
 from twophase.pipeline import Pipeline
-from twophase.running import Runner, coordinator, stager_for
+from twophase.runner import Runner, coordinator, stager_for
 from twophase.spark.plan import Plan
 
 TABLES = ("lake/words", "lake/copy")

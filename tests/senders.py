@@ -20,10 +20,10 @@ from processes import PATIENCE
 from twophase.committers import CheckpointCommitter
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.recovery import recover as recover_all
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 from twophase.maintenance import load
 from twophase.pipeline import Pipeline
-from twophase.running import Runner, coordinator
+from twophase.runner import Runner, coordinator
 from twophase.sinks import Sender, Sink
 
 Row = dict[str, Any]

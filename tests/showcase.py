@@ -16,7 +16,10 @@ from twophase.core.states import State
 
 DECLARATION = {
     "reads": {"orders": {"class": "twophase.sources.files:Files"}},
-    "writes": {"lake": {"class": "twophase.sinks.files:Files"}, "mart": {"class": "twophase.sinks.files:Files"}},
+    "writes": {
+        "lake": {"class": "twophase.sinks:Files"},
+        "mart": {"class": "twophase.sinks:Files"},
+    },
 }
 AUDIT = "row_count: 1,200 rows, expected at least 1"
 PARKED = "sink lake: staged folder staging/00000009.r1.a1.7c1e is gone, and no marker says that it was promoted"

@@ -13,7 +13,7 @@ import psycopg2
 from psycopg2 import extensions
 
 from twophase.core.ports import Promotion
-from twophase.sinks.postgres import Postgres
+from twophase.sinks.postgres.sink import Postgres
 
 #: What is told of each moment: what it is, and the session it is in.
 Moment = Callable[[str, "Watched"], None]

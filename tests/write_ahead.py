@@ -20,7 +20,7 @@ from twophase.core.ports import Promotion
 from twophase.core.recovery import recover
 from twophase.core.states import State
 from twophase.maintenance import load
-from twophase.running import Runner, coordinator
+from twophase.runner import Runner, coordinator
 
 HTTP = "twophase.examples.http_sender:HttpSender"
 

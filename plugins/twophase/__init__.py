@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twophase import audits, committers, sinks, sources
+    from twophase.committed_reads import committed_files, read_committed
     from twophase.core.retention import Retention
     from twophase.pipeline import Pipeline
-    from twophase.reading import committed_files, read_committed
-    from twophase.running import run
+    from twophase.runner import run
 
 __all__ = [
     "Pipeline",
@@ -30,9 +30,9 @@ __all__ = [
 _HOMES = {
     "Pipeline": "twophase.pipeline",
     "Retention": "twophase.core.retention",
-    "committed_files": "twophase.reading",
-    "read_committed": "twophase.reading",
-    "run": "twophase.running",
+    "committed_files": "twophase.committed_reads",
+    "read_committed": "twophase.committed_reads",
+    "run": "twophase.runner",
 }
 
 

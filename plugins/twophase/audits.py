@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 from twophase.core.declared import Declared, import_path
 from twophase.core.errors import AttemptFailed, ConfigError
-from twophase.core.sampling import Row, cut, line, sample
+from twophase.core.samples import Row, cut, line, sample
 from twophase.core.settings import spark_jobs
 from twophase.core.slots import Slot, duration
-from twophase.sinks.relations import literal, quote
-from twophase.sinks.rowsets import RowSet
+from twophase.row_queries.base import RowSet
+from twophase.row_queries.duckdb_rows import literal, quote
 
 SEVERITIES = ("fail", "warn")
 LONGEST_NAME = 80

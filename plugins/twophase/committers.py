@@ -1,6 +1,6 @@
 """Who remembers what a write-ahead sink has sent: shipped committers, and the base of one's own."""
 
-from twophase.sinks.committers import CheckpointCommitter, File
-from twophase.sinks.pg.committer import Postgres
+from twophase.sinks.write_ahead.committers import CheckpointCommitter, File
+from twophase.sinks.write_ahead.postgres_committer import Postgres
 
 __all__ = ["CheckpointCommitter", "File", "Postgres"]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from twophase.core.checkpoint import Key, Output
 from twophase.core.coordinator import Coordinator
+from twophase.core.dead_output import why_dead
 from twophase.core.errors import SinkUnavailable
 from twophase.core.failpoints import hit
-from twophase.core.guarding import alone
-from twophase.core.knowledge import ahead, check_known
+from twophase.core.forgotten import ahead, check_known
+from twophase.core.isolation import alone
 from twophase.core.settings import home
 from twophase.core.states import ENDED, State
-from twophase.core.sweeping import why_dead
-from twophase.sinks import disk
+from twophase.storage import disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

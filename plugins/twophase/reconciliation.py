@@ -102,7 +102,7 @@ class Survey:
 
 def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator) -> Survey:
     """Ask every sink what it holds beyond the record; changes nothing."""
-    from twophase.committer import restoring
+    from twophase.committer import restoration
 
     name = pipeline.name
     with record.transaction() as tx:
@@ -120,7 +120,7 @@ def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator)
     last = {one["checkpoint_id"]: one["commit_seq"] for one in found}
     forgotten = []
     with record.transaction() as tx:
-        problems = {one["commit_seq"]: torn.get(one["commit_seq"]) or restoring.objection(tx, one) for one in found}
+        problems = {one["commit_seq"]: torn.get(one["commit_seq"]) or restoration.objection(tx, one) for one in found}
         held = [(sink, *key) for sink, one in pipeline.sinks.items() for key in tx.lacks(name, one.markers(name))]
     for one in found:
         replaced = last[one["checkpoint_id"]] != one["commit_seq"]
@@ -176,7 +176,7 @@ def reconcile(
 
     All of it or nothing, in one transaction, and only if the record has not changed since the sinks were asked.
     """
-    from twophase.committer import restoring
+    from twophase.committer import restoration
 
     found = survey(record, pipeline, coordinator)
     _refuse(found)
@@ -188,7 +188,7 @@ def reconcile(
         if now != found.next_commit_seq:
             msg = f"pipeline {pipeline.name!r}: a run has committed meanwhile; nothing was changed, reconcile again"
             raise RecordBehind(msg)
-        restoring.restore(tx, pipeline.name, [one.receipt for one in found.forgotten], f"reconcile: {reason}")
+        restoration.restore(tx, pipeline.name, [one.receipt for one in found.forgotten], f"reconcile: {reason}")
 
     if found:
         coordinator.transact(step)  # type: ignore[arg-type]  # a record of PostgreSQL has these transactions

@@ -14,14 +14,14 @@ from sqlalchemy import text
 import scenarios
 from chaos import replacing
 from processes import polls
-from twophase import reading
+from twophase import committed_reads
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key
 from twophase.core.errors import Swept
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, State
 from twophase.maintenance import verify
-from twophase.sinks.layout import TOMBSTONE
+from twophase.sinks.staged_files.layout import TOMBSTONE
 
 #: Each record, and which revision it says it is from.
 Contents = Counter[tuple[str, str]]
@@ -164,8 +164,8 @@ def check_as_of(record: PostgresRecord) -> None:
 
 def committed_files(record: PostgresRecord, pipeline: str, sink: str, as_of: int | None) -> list[str]:
     """List files as `twophase.committed_files` does, over a connection that is there already."""
-    table = reading._sink(record, pipeline, sink)
-    return [path for output in reading._promoted(record, pipeline, sink, as_of) for path in table.files(output)]
+    table = committed_reads._sink(record, pipeline, sink)
+    return [path for output in committed_reads._promoted(record, pipeline, sink, as_of) for path in table.files(output)]
 
 
 def check_story(record: PostgresRecord) -> None:

@@ -28,12 +28,12 @@ from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import FailpointError, configure
 from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import data_path
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 from twophase.maintenance import load
 from twophase.maintenance import sweep as sweep_all
-from twophase.running import Runner, coordinator
-from twophase.sinks import disk
+from twophase.runner import Runner, coordinator
 from twophase.spark.plan import Plan
+from twophase.storage import disk
 
 #: Rows of a checkpoint, and lines of it that are none.
 ROWS, BAD = 12, 2

@@ -22,21 +22,21 @@ from twophase.core.errors import AttemptFailed
 from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import home
 from twophase.core.states import State
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 from twophase.maintenance import sweep as sweep_all
 from twophase.reconciliation import reconcile as reconcile_all
-from twophase.running import Runner, coordinator
-from twophase.sinks import sending
+from twophase.runner import Runner, coordinator
 from twophase.sinks.base import Sink
-from twophase.sinks.lake import Lake
-from twophase.sinks.pg import database
+from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.write_ahead import delivery
 from twophase.spark.plan import Plan
+from twophase.storage import database
 
 # The fork server imports this module once for all processes: what sinks import only when they need it is imported here.
 for needed in (
     *("adbc_driver_postgresql.dbapi", "deltalake", "psycopg2.extras", "psycopg2.sql", "pyiceberg.io.pyarrow"),
-    *("rich.table", "sqlalchemy.dialects.sqlite", "twophase.committer.registry", "twophase.sinks.delta"),
-    *("twophase.sinks.iceberg", "xxhash"),
+    *("rich.table", "sqlalchemy.dialects.sqlite", "twophase.committer.registry", "twophase.sinks.log_tables.delta"),
+    *("twophase.sinks.log_tables.iceberg", "xxhash"),
 ):
     importlib.import_module(needed)
 
@@ -233,7 +233,7 @@ def restage(kinds: str) -> None:
 
 def impatiently(function: Callable[..., None], *arguments: Any) -> None:
     """Do it with short time limits: whoever waits for a stopped process waits a moment."""
-    database.LOCK_TIMEOUT, sending.PATIENCE = "300ms", 0.3
+    database.LOCK_TIMEOUT, delivery.PATIENCE = "300ms", 0.3
     function(*arguments)
 
 

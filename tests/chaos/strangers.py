@@ -33,8 +33,8 @@ from twophase.core.errors import ConfigError, ManifestMismatch, Parked
 from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import recover
 from twophase.core.settings import home
-from twophase.running import Runner
-from twophase.sinks.lake import Lake
+from twophase.runner import Runner
+from twophase.sinks.log_tables.base import Lake
 
 KINDS = "upserted+delta+iceberg"
 TABLE = sinking.TABLES["upserted"]

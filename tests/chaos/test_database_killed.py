@@ -23,7 +23,7 @@ from processes import Child, polls, start, stopped_at_end
 from proxy import proxy
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 
 pytestmark = pytest.mark.chaos
 

@@ -17,7 +17,7 @@ from chaos.ways import WAYS, Way
 from processes import call
 from twophase.committer.record import PostgresRecord
 from twophase.core.states import ENDED, State
-from twophase.sinks import disk
+from twophase.storage import disk
 
 pytestmark = pytest.mark.chaos
 

@@ -20,7 +20,7 @@ from processes import Child, start, stopped_at_end
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import State
-from twophase.sinks import disk
+from twophase.storage import disk
 
 pytestmark = pytest.mark.chaos
 

@@ -17,7 +17,7 @@ from chaos import holding, replacing
 from chaos.ways import WAYS, Way
 from processes import start, stopped_at_end
 from twophase.committer.record import PostgresRecord
-from twophase.sinks import disk
+from twophase.storage import disk
 
 pytestmark = pytest.mark.chaos
 

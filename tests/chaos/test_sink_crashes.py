@@ -20,7 +20,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import ENDED
 from twophase.maintenance import verify
-from twophase.sinks.lake import Lake
+from twophase.sinks.log_tables.base import Lake
 
 pytestmark = pytest.mark.chaos
 

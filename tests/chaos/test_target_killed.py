@@ -34,8 +34,9 @@ from twophase.core.errors import PromotionPending, SinkUnavailable
 from twophase.core.failpoints import FailpointError
 from twophase.core.recovery import Decision, RollForward, recover
 from twophase.maintenance import verify
-from twophase.running import Runner, coordinator
-from twophase.sinks.pg import database, staging
+from twophase.runner import Runner, coordinator
+from twophase.sinks.postgres import staging_table
+from twophase.storage import database
 
 pytestmark = pytest.mark.chaos
 
@@ -367,7 +368,7 @@ def test_a_full_disk_while_rows_are_staged_is_no_fault_of_the_rows(small: Path, 
         table.take()
     table.padding = ""
 
-    assert isinstance(staging._explained("checkpoint words/2 r1", failed.value), SinkUnavailable)
+    assert isinstance(staging_table._explained("checkpoint words/2 r1", failed.value), SinkUnavailable)
     assert table.run() is None
     asked(f"ALTER DATABASE {make_url(target.dsn).database} RESET default_tablespace")
     table.settle()

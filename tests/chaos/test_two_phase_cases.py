@@ -21,7 +21,7 @@ from twophase.core.ports import Outcome, Promotion
 from twophase.core.recovery import recover
 from twophase.core.states import State
 from twophase.maintenance import load
-from twophase.running import Runner, coordinator
+from twophase.runner import Runner, coordinator
 
 pytestmark = pytest.mark.chaos
 

@@ -12,7 +12,7 @@ import scenarios
 from chaos import replacing
 from chaos.holding import let_retention_be_over, wait_for_lease
 from twophase.core.failpoints import FAILPOINTS
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 
 _NAMES = [name for name in FAILPOINTS if name not in scenarios.OTHER_SINKS]
 

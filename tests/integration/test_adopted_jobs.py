@@ -14,7 +14,7 @@ from twophase.airflow.stage import StageOperator
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.states import State
-from twophase.running import coordinator, enter
+from twophase.runner import coordinator, enter
 
 
 class Way(StageOperator):

@@ -15,7 +15,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.errors import AuditFailed, ConfigError
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.spark.plan import Plan
 
 

@@ -13,7 +13,7 @@ from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import AttemptFailed
 from twophase.core.settings import data_path
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.spark.plan import Plan
 
 #: Checkpoints whose transform fails.
@@ -29,7 +29,7 @@ def marked(rows: list[Row], plan: Plan) -> list[Row]:
 
 @pytest.fixture(autouse=True)
 def _without_spark(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=marked))
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged(change=marked))
     broken.clear()
 
 

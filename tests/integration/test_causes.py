@@ -17,7 +17,7 @@ from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import FailpointError
 from twophase.core.recovery import recover
 from twophase.pipeline import Pipeline
-from twophase.running import Runner, coordinator, enter
+from twophase.runner import Runner, coordinator, enter
 
 pytestmark = pytest.mark.usefixtures("home")
 

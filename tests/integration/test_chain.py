@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from factories import PreStaged, Row, land, visible
 from twophase import Pipeline, Retention, sinks, sources
-from twophase.backfilling import Backfill, Selection
+from twophase.backfill import Backfill, Selection
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Revision, Run
@@ -18,7 +18,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import load, sweep
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.spark.plan import Plan
 

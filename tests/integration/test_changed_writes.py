@@ -16,14 +16,14 @@ from twophase import Pipeline, sinks, sources
 from twophase.committer import upgrade
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError
-from twophase.running import Runner
+from twophase.runner import Runner
 
 LAKE = "lake/words"
 
 
 @pytest.fixture(autouse=True)
 def _without_spark(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged())
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged())
 
 
 def commit(record: PostgresRecord, number: int, **writes: str) -> None:

@@ -29,7 +29,7 @@ from twophase.core.checkpoint import Run
 from twophase.core.errors import AttemptFailed
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
-from twophase.running import Runner, coordinator, enter
+from twophase.runner import Runner, coordinator, enter
 
 DECLARATION = """
 from twophase import Pipeline, sinks, sources
@@ -318,7 +318,7 @@ def test_colours_are_for_terminals_and_can_be_turned_off(home: Path, monkeypatch
 def file(home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Declare a pipeline in a file; its Spark work is done by a stager without Spark."""
     data_path("landing/words").mkdir(parents=True)
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged())
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged())
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = home / "declaration.py"
     path.write_text(DECLARATION)
@@ -363,7 +363,7 @@ def test_run_hands_spark_settings_on(file: str, monkeypatch: pytest.MonkeyPatch)
         given.update(settings)
         return PreStaged()
 
-    monkeypatch.setattr("twophase.running.stager_for", remember)
+    monkeypatch.setattr("twophase.runner.stager_for", remember)
 
     twophase("run", file, "--master", "local[1]", "--conf", "a.b=c=d", "--conf", "e=")
 
@@ -393,7 +393,7 @@ def test_a_transform_that_raised_is_one_line_with_the_log_and_the_users_tracebac
         msg = f"checkpoint words/1 r1: attempt 1: ValueError: no (jobs.py:7); the log is {log}"
         raise AttemptFailed(msg)
 
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: fail)
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: fail)
     land_words()
 
     result = twophase("run", file)

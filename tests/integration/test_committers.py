@@ -14,7 +14,7 @@ from processes import PATIENCE, call, polls, start, stopped_at_end
 from twophase import committers
 from twophase.committers import CheckpointCommitter
 from twophase.core.errors import Busy, ConfigError, SinkUnavailable
-from twophase.sinks.committers import Mark, declared
+from twophase.sinks.write_ahead.committers import Mark, declared
 
 Make = Callable[[str, str], CheckpointCommitter]
 

@@ -14,7 +14,7 @@ from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.maintenance import sweep
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.spark.plan import Plan
 
 

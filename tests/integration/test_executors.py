@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem
 
-from twophase.sinks.executors import Reader
-from twophase.sinks.storage import Within
+from twophase.storage.arrow_files import Reader
+from twophase.storage.base import Within
 
 DAY = datetime(2026, 11, 15, tzinfo=UTC)
 TYPES = {

@@ -14,7 +14,7 @@ from twophase import Pipeline, sinks, sources
 from twophase.committer import upgrade
 from twophase.committer.record import PostgresRecord
 from twophase.core.settings import data_path
-from twophase.running import Runner
+from twophase.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("home")
 

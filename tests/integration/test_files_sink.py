@@ -14,7 +14,8 @@ from factories import SCHEMA, stage_rows, visible
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome
-from twophase.sinks import Files, disk
+from twophase.sinks import Files
+from twophase.storage import disk
 
 KEY = Key("words", 17, 1)
 ROWS = [{"id": i, "word": "w", "frequency": i} for i in range(10)]

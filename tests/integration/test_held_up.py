@@ -18,7 +18,7 @@ from twophase.core.errors import AttemptFailed, PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.recovery import Leave, recover
 from twophase.core.states import State
-from twophase.running import Runner
+from twophase.runner import Runner
 
 KEY = Key("words", 1, 1)
 
@@ -194,7 +194,7 @@ def test_a_sink_that_cannot_be_verified_is_a_difference_and_the_others_are_verif
     def broken(*_: object) -> Any:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("twophase.sinks.manifests.load", _only_for("copy", broken))
+    monkeypatch.setattr("twophase.sinks.staged_files.manifest_check.load", _only_for("copy", broken))
 
     told = twophase("verify", "words")
 
@@ -204,9 +204,9 @@ def test_a_sink_that_cannot_be_verified_is_a_difference_and_the_others_are_verif
 
 
 def _only_for(table: str, instead: Any) -> Any:
-    from twophase.sinks import manifests
+    from twophase.sinks.staged_files import manifest_check
 
-    load = manifests.load
+    load = manifest_check.load
 
     def chosen(place: Any, *arguments: Any) -> Any:
         return instead() if place.table.name == table else load(place, *arguments)

@@ -271,7 +271,7 @@ def test_a_commit_that_was_sent_twice_on_its_way_is_found_and_can_be_read(
 
 
 def test_a_long_history_that_gets_a_limit_goes_by_and_by(sink: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twophase.sinks.iceberg._EXPIRED_AT_ONCE", 2)
+    monkeypatch.setattr("twophase.sinks.log_tables.iceberg._EXPIRED_AT_ONCE", 2)
     for number in range(1, 8):
         stage(sink, number).promote()
     with table(sink).transaction() as change:

@@ -21,9 +21,9 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
-from twophase.sinks.lake import Lake
+from twophase.sinks.log_tables.base import Lake
 from twophase.spark.plan import Plan
 
 Make = Callable[[], Lake]

@@ -19,7 +19,7 @@ from twophase.core.checkpoint import InputFile, Known, Run
 from twophase.core.errors import InputChanged
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sources import survey
 from twophase.sources.files import Files
 from twophase.sources.survey import Found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from commands import one_line_error, twophase
 from factories import PreStaged, land_words, words_pipeline
 from twophase.committer.record import PostgresRecord
-from twophase.running import Runner
+from twophase.runner import Runner
 
 if TYPE_CHECKING:
     import pytest

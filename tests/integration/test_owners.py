@@ -20,9 +20,9 @@ from twophase.core.errors import ConfigError
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
 from twophase.maintenance import verify
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
-from twophase.sinks.lake import Lake
+from twophase.sinks.log_tables.base import Lake
 
 WHY = ("--reason", "its pipeline has another name now")
 

@@ -15,7 +15,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
-from twophase.running import Runner
+from twophase.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -24,7 +24,7 @@ WHY = ("--reason", "looked at it")
 
 @pytest.fixture(autouse=True)
 def _no_failpoints(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged())
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged())
     yield
     failpoints.configure("")
 

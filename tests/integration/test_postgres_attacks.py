@@ -15,8 +15,8 @@ from postgres_roles import Roles, session, sink, staged, url
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome
-from twophase.sinks.pg import database
-from twophase.sinks.pg.database import Table
+from twophase.storage import database
+from twophase.storage.database import Table
 
 #: Functions that say when somebody else runs them, and take the chance. The planner evaluates a function that changes
 #: nothing, by its own word; this one calls another that does.

@@ -17,7 +17,7 @@ from twophase.core.checkpoint import Json
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.manifest import Column
 from twophase.core.settings import data_path
-from twophase.running import InProcess, Runner
+from twophase.runner import InProcess, Runner
 from twophase.spark.plan import Plan
 
 TYPED = (

@@ -21,8 +21,8 @@ from twophase.core.errors import ConfigError
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
-from twophase.sinks.pg import changes
-from twophase.sinks.pg.history import order_of
+from twophase.sinks.postgres import changes
+from twophase.sinks.postgres.history import order_of
 
 COLUMNS = {"id": "bigint", "word": "string", "more": "string", "_change": "string"}
 Row = Mapping[str, Any]

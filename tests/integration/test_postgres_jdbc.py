@@ -18,8 +18,9 @@ from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
-from twophase.sinks.pg import database, jdbc, jdbc_reading, staging, targets
-from twophase.sinks.pg.database import Table
+from twophase.sinks.postgres import jdbc_load, jdbc_read, staging_table
+from twophase.storage import database
+from twophase.storage.database import Table
 
 DRIVER = "org.postgresql:postgresql:42.7.13"
 KEY = Key("hard", 1, 1)
@@ -82,8 +83,8 @@ def test_executors_without_the_wheel_load_the_same_rows_by_jdbc(
     assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
 
     assert manifest["rows"] == value(target, "SELECT count(*) FROM public.by_jdbc") == ROWS
-    names = ", ".join(staging.columns_of(target, Table("public", "by_adbc")) or ())
-    assert staging.columns_of(target, Table("public", "by_adbc")) == staging.columns_of(
+    names = ", ".join(database.columns_of(target, Table("public", "by_adbc")) or ())
+    assert database.columns_of(target, Table("public", "by_adbc")) == database.columns_of(
         target, Table("public", "by_jdbc")
     )
     ours, theirs = (f"SELECT {names} FROM public.{table}" for table in ("by_adbc", "by_jdbc"))
@@ -173,7 +174,7 @@ def test_each_checkpoint_is_read_by_jdbc_as_it_was_committed_or_not_at_all(
 
     target.execute("INSERT INTO public.numbers VALUES (5, 2)")
     refused(target, numbers.sink.read(spark, outputs[1:2]), outputs[1], "checkpoint 2: expected 0 rows, found 1")
-    partitions = [targets.partition_name(Table(*output.handle["staging"])) for output in (*outputs, later)]
+    partitions = [target.partition_name(Table(*output.handle["staging"])) for output in (*outputs, later)]
     target.execute(f"DROP TABLE {partitions.pop()}" if attach else "DELETE FROM public.numbers WHERE id = 4")
     refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
     if attach:
@@ -189,7 +190,7 @@ def refused(cursor: Any, found: Any, output: Output, told: str) -> None:
     for asked in (found, found.where("id = 9"), found.select("checkpoint"), found.limit(1)):
         with pytest.raises(Exception, match="Job aborted due to stage failure"):
             asked.collect()
-    check = jdbc_reading.check(Table("public", "numbers"), output).as_string(cursor)
+    check = jdbc_read.check(Table("public", "numbers"), output).as_string(cursor)
     with pytest.raises(psycopg2.DataError, match=f"table public.numbers: {told}"):
         cursor.execute(f"SELECT FROM (SELECT NULL::bigint AS checkpoint, false AS there) AS committed WHERE {check}")
 
@@ -214,17 +215,17 @@ def test_a_frame_over_jdbc_gives_nothing_of_what_has_replaced_its_rows(
 
 def test_a_partition_that_was_written_twice_is_kept_once_and_a_late_one_is_shut_out(target: Any) -> None:
     table = Table("public", "staged")
-    target.execute(f"CREATE TABLE public.staged (id bigint, {jdbc.PART} integer)")
+    target.execute(f"CREATE TABLE public.staged (id bigint, {jdbc_load.PART} integer)")
     target.execute("CREATE TABLE public.staged_parts (part integer PRIMARY KEY, rows bigint NOT NULL)")
-    run = f"INSERT INTO public.staged (id, {jdbc.PART}) VALUES "
+    run = f"INSERT INTO public.staged (id, {jdbc_load.PART}) VALUES "
     for rows in ("(1, 0), (2, 0)", "(3, 1)", "(1, 0), (7, 0)", "(3, 1)"):  # each statement is a transaction
         target.execute(run + rows)
 
     with database.committed("dwh") as cursor:
-        jdbc.settle(cursor, table, staging.parts_of(table))
+        jdbc_load.settle(cursor, table, staging_table.parts_of(table))
 
     assert value(target, "SELECT array_agg(id ORDER BY id) FROM public.staged") in ([1, 2, 3], [1, 3, 7])
-    assert staging.look(target, table) == staging.Staged(((0, 2), (1, 1)))
+    assert staging_table.look(target, table) == staging_table.Staged(((0, 2), (1, 1)))
     with pytest.raises(psycopg2.errors.UndefinedColumn):
         target.execute(run + "(9, 2)")
 
@@ -233,4 +234,4 @@ def test_a_name_that_jdbc_would_not_quote_is_refused(target: Any, spark: Any) ->
     frame = spark.sql('SELECT 1 AS `a"b`')
 
     with pytest.raises(ConfigError, match="cannot write a name with a quote"):
-        jdbc.load("sink", frame, "dwh", Table("public", "staged"), Table("public", "staged_parts"))
+        jdbc_load.load("sink", frame, "dwh", Table("public", "staged"), Table("public", "staged_parts"))

@@ -21,11 +21,11 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
-from twophase.running import Runner
-from twophase.sinks.pg import database
-from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import Loader
+from twophase.runner import Runner
+from twophase.sinks.postgres.staging_table import Loader
 from twophase.spark.plan import Plan
+from twophase.storage import database
+from twophase.storage.database import Table
 
 KEY = Key("words", 1, 1)
 NOW = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)

@@ -21,8 +21,8 @@ from twophase.core.errors import BadValue, ConfigError, ManifestMismatch
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
-from twophase.sinks.pg.database import Table
-from twophase.sinks.pg.staging import Loader
+from twophase.sinks.postgres.staging_table import Loader
+from twophase.storage.database import Table
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 KEY = Key("words", 1, 1)
@@ -75,7 +75,7 @@ class Staged:
 
 
 def psql_dsn() -> str:
-    from twophase.sinks.pg import database
+    from twophase.storage import database
 
     return database.dsn("dwh")
 
@@ -334,7 +334,7 @@ def test_a_later_revision_that_is_not_in_this_record_is_not_doubled(target: Any)
 
 
 def test_a_locked_target_is_asked_again_later(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twophase.sinks.pg.database.LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr("twophase.storage.database.LOCK_TIMEOUT", "100ms")
     sink = declared()
     Staged(sink, [(1, "a")]).promote()
     staged = Staged(sink, [(2, "b")], Key("words", 2, 1))
@@ -482,7 +482,7 @@ def test_a_value_that_the_target_cannot_hold_is_named_before_the_vote(  # noqa: 
 def test_a_checkpoint_that_cannot_be_taken_back_is_not_run_again(home: Any, target: Any) -> None:
     from factories import PreStaged
     from twophase.core.checkpoint import Run
-    from twophase.running import Runner
+    from twophase.runner import Runner
 
     pipeline = words(sinks.Postgres("words", conn_id="dwh", create=True, mode="replace"))
     land_words(start=1)
@@ -500,7 +500,7 @@ def test_a_replacement_that_was_overtaken_is_not_committed(home: Any, target: An
     from factories import PreStaged
     from twophase.core.checkpoint import Run
     from twophase.core.errors import IllegalTransition
-    from twophase.running import Runner
+    from twophase.runner import Runner
 
     pipeline = words(sinks.Postgres("words", conn_id="dwh", create=True, mode="replace"))
     land_words(start=1)

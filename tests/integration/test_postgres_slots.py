@@ -26,9 +26,9 @@ from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
 from twophase.core.states import State
-from twophase.diffing import diff
 from twophase.maintenance import verify
-from twophase.running import Runner
+from twophase.revision_diff import diff
+from twophase.runner import Runner
 from twophase.spark.plan import Plan
 
 Row = tuple[Any, ...]

@@ -18,8 +18,8 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.core.states import State
-from twophase.running import Runner
-from twophase.sinks.pg import database
+from twophase.runner import Runner
+from twophase.storage import database
 
 UPSERT = {"mode": "upsert", "key": ["id"]}
 RETRACT = {"mode": "retract", "key": ["id"]}

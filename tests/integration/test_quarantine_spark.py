@@ -19,7 +19,7 @@ from twophase.core.checkpoint import Input, Json, Key
 from twophase.core.errors import BadRecord, ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval
-from twophase.sources.reading import FixedFiles
+from twophase.sources.fixed_files import FixedFiles
 from twophase.spark.plan import Plan
 from twophase.spark.stage import stage
 

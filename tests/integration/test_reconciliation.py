@@ -19,22 +19,22 @@ from chaos.holding import wait_for_lease
 from commands import listed, one_line_error, twophase
 from factories import PreStaged, Row, counted, land, land_words, numbered, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
-from twophase.cli.people import standing
+from twophase.cli.decisions import standing
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.advice import advise
 from twophase.core.errors import ConfigError, ManifestMismatch, RecordBehind
 from twophase.core.failpoints import FailpointError
-from twophase.core.knowledge import check_known
+from twophase.core.forgotten import check_known
 from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
 from twophase.reconciliation import Survey, reconcile, survey
-from twophase.running import Runner, coordinator
-from twophase.sinks.receipts import Receipts
-from twophase.sinks.storage import DISK
+from twophase.runner import Runner, coordinator
+from twophase.sinks.staged_files.receipts import Receipts
+from twophase.storage.base import DISK
 
 #: Sinks of every kind, each holding what it has to.
 EVERY = "+".join(kind for kind in sinking.LOCAL if kind != "retracted")

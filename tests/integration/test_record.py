@@ -21,7 +21,7 @@ from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant,
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, InputChanged, StoreUnavailable
 from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 
 ME = Run("dag", "run_1")
 OTHER = Run("dag", "run_2")

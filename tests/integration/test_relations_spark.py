@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from twophase.audits import not_null, unique
-from twophase.comparing import compare
-from twophase.sinks import disk
-from twophase.sinks.files import CSV
-from twophase.sinks.relations import Relation
+from twophase.comparison import compare
+from twophase.row_queries.duckdb_rows import Relation
+from twophase.sinks.files.sink import CSV
+from twophase.storage import disk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from sqlalchemy import text
 
 from factories import PreStaged, Row, land_words, words_pipeline
-from twophase import reading
+from twophase import committed_reads
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.checkpoint import Key
@@ -33,10 +33,10 @@ from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, LIVE, State
 from twophase.maintenance import sweep, verify
-from twophase.running import Runner
-from twophase.sinks import disk
-from twophase.sinks.files import Files
+from twophase.runner import Runner
+from twophase.sinks.files.sink import Files
 from twophase.spark.plan import Plan
+from twophase.storage import disk
 
 FILES = 3
 ROWS = 2
@@ -303,7 +303,7 @@ class Histories(RuleBasedStateMachine):
         sink = self.runner.pipeline.writes["lake"]
         assert isinstance(sink, Files)
         found: dict[int, str] = {}
-        for output in reading._promoted(self.runner.record, self.name, "lake", seq):
+        for output in committed_reads._promoted(self.runner.record, self.name, "lake", seq):
             (path,) = sink.files(output)
             found[output.key.checkpoint_id] = self.word(Path(path))
         return found

@@ -12,7 +12,7 @@ from twophase import Pipeline, audits, committed_files, read_committed, run, sin
 from twophase.committer.record import PostgresRecord
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import InProcess, Runner
+from twophase.runner import InProcess, Runner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,11 +17,11 @@ from factories import PreStaged, land, words_pipeline
 from processes import start
 from replaying import Staging, by_key, folded, meanwhile, replay, rows_of
 from twophase import Pipeline, sinks, sources
-from twophase.backfilling import Backfill, Selection
+from twophase.backfill import Backfill, Selection
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Run
 from twophase.core.errors import ConfigError, IllegalTransition
-from twophase.running import Runner
+from twophase.runner import Runner
 
 CHECKPOINTS = 5
 
@@ -59,7 +59,7 @@ def world(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     def make(mode: str = "upsert", **more: Any) -> World:
         stagers = {"words": Staging(mode), "upstream": PreStaged()}
-        monkeypatch.setattr("twophase.running.stager_for", lambda declared, *_, **__: stagers[declared.name])
+        monkeypatch.setattr("twophase.runner.stager_for", lambda declared, *_, **__: stagers[declared.name])
         return World(mode, session.cursor(), **more)
 
     yield make

@@ -26,11 +26,11 @@ from twophase.core.recovery import Park, recover
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
-from twophase.sinks.pg import targets
-from twophase.sinks.pg.database import Table
+from twophase.sinks.postgres import target
 from twophase.spark.plan import Plan
+from twophase.storage.database import Table
 
 WHY = ("--reason", "looked at it")
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
@@ -86,7 +86,7 @@ class Attached(InPostgres):
     def refuse(self) -> None:
         self.cursor.execute("SELECT min(tablename) FROM pg_tables WHERE tablename LIKE 's\\_%'")  # not its parts
         (staged,) = self.cursor.fetchone()
-        self.taken = str(targets.partition_name(Table("twophase_staging", staged)))
+        self.taken = str(target.partition_name(Table("twophase_staging", staged)))
         self.cursor.execute(f"CREATE TABLE {self.taken} ()")
 
     def take(self) -> None:
@@ -277,7 +277,7 @@ def test_a_restage_of_the_sink_that_is_named_lets_it_take_what_the_transform_giv
 ) -> None:
     """The other sink keeps what it has; a backfill brings both to one transform."""
     bench.parked()
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=mended))
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged(change=mended))
     row = json.loads(twophase("pending", "--json").stdout)[0]
 
     unnamed = twophase("restage", "words", "2", *WHY)
@@ -304,7 +304,7 @@ def test_what_is_lost_is_restaged_by_the_name_of_its_sink_alone(losing: Bench, m
     with pytest.raises(Parked, match=r"parked: put back what is missing, .*twophase restage words 2 --reason"):
         losing.process().coordinator.finish(key)
     assert losing.read(key).hindrances == {"dwh": Hindrance.LOST}
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=mended))
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged(change=mended))
 
     named = twophase("restage", "words", "2", "--sink", "dwh", *WHY)
     losing.target.take()
@@ -434,7 +434,7 @@ def test_a_sink_that_is_down_does_not_keep_another_one_from_being_restaged(
 ) -> None:
     """Only what is staged again has to be ready; the other one is promoted to when it is back."""
     key = bench.refused()
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged(change=mended))
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged(change=mended))
     table = Path(bench.pipeline.writes["lake"].location())
     away = table.rename(table.with_name("away"))
     table.touch()
@@ -483,7 +483,7 @@ def test_a_promoter_in_the_middle_of_the_old_attempt_cannot_bring_it_in_after_th
             runner = bench.process(PreStaged(change=mended))
             runner._stage_and_vote(runner.coordinator.restage(key, "mended", ["dwh"]))
 
-    monkeypatch.setattr("twophase.sinks.pg.promoting.hit", overtaken)
+    monkeypatch.setattr("twophase.sinks.postgres.promotion.hit", overtaken)
     with pytest.raises(Parked):
         bench.process().coordinator.finish(key)
     recover(bench.process().coordinator, decided_only=True)

@@ -35,8 +35,8 @@ from twophase.core.ports import Outcome, Progress, Promotion
 from twophase.core.recovery import recover
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
-from twophase.running import enter
-from twophase.sinks.files import Files
+from twophase.runner import enter
+from twophase.sinks.files.sink import Files
 
 ME = Run("dag", "run_1")
 OTHER = Run("dag", "run_2")

@@ -22,24 +22,18 @@ from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, Json, Key, Known, Output, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
-from twophase.core.errors import (
-    Busy,
-    ConfigError,
-    Fenced,
-    IllegalTransition,
-    Parked,
-    PromotionPending,
-)
+from twophase.core.errors import Busy, ConfigError, Fenced, IllegalTransition, Parked, PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Progress, Promotion
 from twophase.core.recovery import recover
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
-from twophase.running import enter
-from twophase.sinks import adopting, disk
+from twophase.runner import enter
 from twophase.sinks.base import Attempt, Superseded
-from twophase.sinks.files import Files
-from twophase.sinks.layout import Marker, markers
+from twophase.sinks.files import foreign
+from twophase.sinks.files.sink import Files
+from twophase.sinks.staged_files.layout import Marker, markers
+from twophase.storage import disk
 
 ME = Run("dag", "run_1")
 OTHER = Run("dag", "run_2")
@@ -1499,18 +1493,18 @@ def test_r1_an_adopter_that_wakes_after_the_slot_was_replaced_changes_nothing(
     slotted: Slotted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had opened the folder; then another run took over, adopted it, and put revision 1 in its place."""
-    describe = adopting.describe
+    describe = foreign.describe
     adopted: list[Output] = []
 
     def late(*args: Any) -> Any:
-        monkeypatch.setattr(adopting, "describe", describe)
+        monkeypatch.setattr(foreign, "describe", describe)
         found = slotted.sink.adopt(Key("days", 1, 0), DAY)
         assert found is not None
         adopted.append(found)
         slotted.promote(slotted.staged(Key("days", 1, 1), found))
         return describe(*args)
 
-    monkeypatch.setattr(adopting, "describe", late)
+    monkeypatch.setattr(foreign, "describe", late)
 
     slotted.sink.adopt(Key("days", 1, 0), DAY)
 
@@ -1523,18 +1517,18 @@ def test_r1_an_adopter_that_wakes_leaves_the_marker_that_another_one_recorded(
     slotted: Slotted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had described the folder; then one more file came, and another run adopted both and went on from there."""
-    mark = adopting.Foreign.mark
+    mark = foreign.Foreign.mark
     adopted: list[Output] = []
 
-    def late(folder: adopting.Foreign, marker: Marker) -> None:
-        monkeypatch.setattr(adopting.Foreign, "mark", mark)
+    def late(folder: foreign.Foreign, marker: Marker) -> None:
+        monkeypatch.setattr(foreign.Foreign, "mark", mark)
         (slotted.folder / "part-late.parquet").write_bytes(next(slotted.folder.glob("*.parquet")).read_bytes())
         found = slotted.sink.adopt(Key("days", 1, 0), DAY)
         assert found is not None
         adopted.append(found)
         mark(folder, marker)
 
-    monkeypatch.setattr(adopting.Foreign, "mark", late)
+    monkeypatch.setattr(foreign.Foreign, "mark", late)
 
     slotted.sink.adopt(Key("days", 1, 0), DAY)
 

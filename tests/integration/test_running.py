@@ -15,6 +15,7 @@ from sqlalchemy import text
 import twophase
 from factories import PreStaged, counted, land, land_words, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
+from twophase.attempt import Stager
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import (
@@ -30,8 +31,7 @@ from twophase.core.errors import (
 )
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import Runner
-from twophase.staging import Stager
+from twophase.runner import Runner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,11 +19,11 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta, Iceberg
-from twophase.sinks.executors import Writer
-from twophase.sinks.lake import Lake
-from twophase.sinks.s3 import S3, Access
-from twophase.sinks.storage import Known, Target
-from twophase.sinks.tables import Table
+from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.commits import Table
+from twophase.storage.arrow_files import Writer
+from twophase.storage.base import Known, Target
+from twophase.storage.s3 import S3, Access
 
 
 class DeltaOnS3(DeltaFormat):

@@ -21,11 +21,11 @@ from twophase import Pipeline, audits, committed_files, read_committed, run, sin
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import SinkUnavailable, Swept
 from twophase.core.settings import data_path
-from twophase.diffing import diff
 from twophase.maintenance import sweep, verify
-from twophase.running import InProcess, Runner
-from twophase.sinks.lake import Lake
-from twophase.sinks.storage import configured
+from twophase.revision_diff import diff
+from twophase.runner import InProcess, Runner
+from twophase.sinks.log_tables.base import Lake
+from twophase.storage.base import configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from s3_server import SECRET
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import SinkUnavailable, TwophaseError
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
 
 #: As people choose them, with all that has a meaning in a URL.

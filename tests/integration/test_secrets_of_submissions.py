@@ -22,7 +22,7 @@ from lake_formats import DeltaFormat
 from s3_server import BUCKET, CONN_ID, SECRET, S3Server
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
-from twophase.running import Runner, stager_for
+from twophase.runner import Runner, stager_for
 
 #: Whatever Spark's pages show they show from these events.
 EVENTS = {f"spark.eventLog.{name}": value for name, value in (("enabled", "true"), ("compress", "false"))}

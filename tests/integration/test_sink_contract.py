@@ -22,10 +22,10 @@ from twophase import committers, sinks
 from twophase.committers import CheckpointCommitter
 from twophase.core.checkpoint import Key
 from twophase.core.slots import Slot
-from twophase.sinks import sending
 from twophase.sinks.base import Sink
-from twophase.sinks.lake import Lake
-from twophase.sinks.pg import database
+from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.write_ahead import delivery
+from twophase.storage import database
 from twophase.testing import Read, Rows, SinkContract, Stage, Staged
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -157,7 +157,7 @@ class Sent(SinkContract):
 
     @pytest.fixture
     def sink(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
-        monkeypatch.setattr(sending, "PATIENCE", 0.2)
+        monkeypatch.setattr(delivery, "PATIENCE", 0.2)
         return sinks.WriteAhead(
             "senders:Keeping",
             arguments={"path": str(home / "kept.db")},

@@ -19,7 +19,7 @@ from twophase.core.errors import AttemptFailed, ConfigError, IllegalTransition, 
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import verify
-from twophase.running import Runner
+from twophase.runner import Runner
 
 KEY = "2026-03-30"
 DAY = "2026-03-30/2026-03-31"

@@ -17,7 +17,7 @@ from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError
 from twophase.core.settings import data_path
-from twophase.running import Runner
+from twophase.runner import Runner
 
 BERLIN = "Europe/Berlin"
 BY_DAY = "dt={start:%Y-%m-%d}"
@@ -27,7 +27,7 @@ CHANGES = ["2026-03-28", "2026-03-29", "2026-03-30", "2026-10-24", "2026-10-25",
 
 @pytest.fixture(autouse=True)
 def _without_spark(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twophase.running.stager_for", lambda *_, **__: PreStaged())
+    monkeypatch.setattr("twophase.runner.stager_for", lambda *_, **__: PreStaged())
 
 
 def by(pattern: str = BY_DAY, name: str = "daily") -> Pipeline:

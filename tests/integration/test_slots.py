@@ -22,7 +22,7 @@ from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
-from twophase.running import Runner
+from twophase.runner import Runner
 from twophase.spark.plan import Plan
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event, text
 
 from factories import PreStaged, land_words, words_pipeline
 from twophase import Retention, sources
-from twophase.backfilling import Backfill, Selection
+from twophase.backfill import Backfill, Selection
 from twophase.committer import backfills, queries, retention
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
@@ -26,7 +26,7 @@ from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Busy, ConfigError, IllegalTransition, StoreUnavailable
 from twophase.core.ports import Committed, Outcome, Progress, Promotion
 from twophase.core.states import State
-from twophase.running import Runner
+from twophase.runner import Runner
 
 ME = Run("dag", "run_1")
 LEASE = 60.0
@@ -34,7 +34,7 @@ THREADS = 8
 #: Seconds after which a test gives up on another session.
 PATIENCE = 20.0
 SCHEMA = [["id", "bigint"]]
-DECLARED = {"class": "twophase.sinks.files:Files", "path": "lake/t", "format": "parquet"}
+DECLARED = {"class": "twophase.sinks:Files", "path": "lake/t", "format": "parquet"}
 
 
 def manifest(key: Key) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Revision, Run
 from twophase.core.settings import data_path, home
 from twophase.maintenance import Removed, run_folder, sweep, verify
-from twophase.running import Runner
-from twophase.sinks.files import Files
+from twophase.runner import Runner
+from twophase.sinks.files.sink import Files
 
 SWEEPERS = 6
 ROUNDS = 4

@@ -21,8 +21,8 @@ from twophase.core.errors import BadValue, ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.sinks import catalogs
-from twophase.sinks.lake import Lake
+from twophase.formats import iceberg_catalogs
+from twophase.sinks.log_tables.base import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +75,7 @@ def iceberg_table() -> sinks.Iceberg:
             6, "place", iceberg.StructType(iceberg.NestedField(7, "x", integer, required=True)), required=False
         ),
     ]
-    catalog = catalogs.client("a test", sink.catalog, sink.storage)
+    catalog = iceberg_catalogs.client("a test", sink.catalog, sink.storage)
     catalog.create_namespace_if_not_exists("db")
     catalog.create_table("db.strict", IcebergSchema(*fields), location=f"file://{sink.location()}")
     return sink

@@ -11,6 +11,7 @@ import pytest
 
 from factories import PreStaged, land, land_words, words_pipeline
 from twophase import Pipeline, sinks, sources
+from twophase.attempt import Staging
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Revision, Run
@@ -21,8 +22,7 @@ from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import DECIDED, State
 from twophase.maintenance import run_folder
-from twophase.running import coordinator, enter
-from twophase.staging import Staging
+from twophase.runner import coordinator, enter
 
 SLOT = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
 

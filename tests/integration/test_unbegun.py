@@ -18,7 +18,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.settings import data_path
 from twophase.maintenance import sweep
-from twophase.running import Runner, Submitted
+from twophase.runner import Runner, Submitted
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -23,10 +23,10 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Input, Run
 from twophase.core.errors import BadRecord, ConfigError, InputChanged, InputMissing, NotYet, SinkUnavailable
 from twophase.core.settings import data_path
-from twophase.running import InProcess, Runner
-from twophase.sinks.s3 import S3, Access
-from twophase.sinks.storage import DISK, Storage
+from twophase.runner import InProcess, Runner
 from twophase.sources.base import Source
+from twophase.storage.base import DISK, Storage
+from twophase.storage.s3 import S3, Access
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

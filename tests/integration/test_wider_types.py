@@ -14,7 +14,7 @@ from twophase import sinks
 from twophase.core.errors import BadValue, ManifestMismatch, SchemaChanged
 from twophase.core.settings import data_path
 from twophase.maintenance import verify
-from twophase.running import InProcess, Runner
+from twophase.runner import InProcess, Runner
 from twophase.sinks.base import Sink
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from twophase.core.errors import PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome
 from twophase.core.states import State
-from twophase.running import Runner
-from twophase.sinks import sending
+from twophase.runner import Runner
+from twophase.sinks.write_ahead import delivery
 from write_ahead import HTTP, Bench, staged_output
 
 # --- what is sent, and when ------------------------------------------------------------------------------------------
@@ -48,13 +48,13 @@ def test_every_subtask_is_sent_once_in_order_with_its_checkpoint_and_time(
 def test_rows_are_not_held_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the rows take about the same memory: a batch, and a page of each column."""
     held: list[int] = []
-    give = sending.Rows.__next__
+    give = delivery.Rows.__next__
 
-    def look(given: sending.Rows) -> Row:
+    def look(given: delivery.Rows) -> Row:
         held.append(pa.total_allocated_bytes())
         return give(given)
 
-    monkeypatch.setattr(sending.Rows, "__next__", look)
+    monkeypatch.setattr(delivery.Rows, "__next__", look)
     peaks = []
     for checkpoint_id, count in enumerate((100_000, 400_000), 1):
         bench.declare(sender="senders:Careless", arguments={"returns": True, "takes": count})

@@ -17,9 +17,9 @@ from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
 from twophase.maintenance import load, sweep, verify
-from twophase.running import Runner
-from twophase.sinks import sending
+from twophase.runner import Runner
 from twophase.sinks.base import Attempt
+from twophase.sinks.write_ahead import delivery
 from write_ahead import FOUR, Bench, staged_output
 
 # --- lost, restaged --------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_the_sweeper_removes_sent_rows_and_what_the_committer_need_not_remember(
     assert not bench.staged(1).exists()
     assert bench.staged(2).exists()
     left = {path.name: path.read_text() for path in folder.glob("subtask.*")}
-    assert left == dict.fromkeys(["subtask.-1", f"subtask.{sending.BEGUN}"], "2 1\n")
+    assert left == dict.fromkeys(["subtask.-1", f"subtask.{delivery.BEGUN}"], "2 1\n")
     bench.down(None)
     assert bench.sink.promote(late.key, late.handle, late.manifest).outcome is Outcome.FAILED
     assert bench.ids() == [0, 1, 2, 3]

@@ -15,7 +15,7 @@ from twophase.core.errors import PromotionPending
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.ports import Outcome
 from twophase.core.states import State
-from twophase.sinks import sending
+from twophase.sinks.write_ahead import delivery
 from write_ahead import HTTP, Bench, staged_output
 
 WINDOWS = {"send.row", "send.sent"}
@@ -162,7 +162,7 @@ def test_a_stopped_promoter_keeps_the_others_from_sending_and_goes_on_when_it_wa
     stopped = start(senders.promote, *arguments, log=bench.home / "stopped.log", failpoints="send.row=stop@2")
     with stopped_at_end(stopped):
         assert stopped.until_stopped(), stopped.said
-        monkeypatch.setattr(sending, "PATIENCE", 0.2)
+        monkeypatch.setattr(delivery, "PATIENCE", 0.2)
 
         waits = bench.sink.promote(output.key, output.handle, output.manifest)
         stopped.wake()

@@ -16,8 +16,8 @@ from twophase.core.checkpoint import InputFile, Json, Revision, Run
 from twophase.core.errors import InputChanged
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.running import Runner
-from twophase.sources import reading
+from twophase.runner import Runner
+from twophase.sources import fixed_files
 from twophase.spark.plan import Plan
 
 ME = Run(None, "me")
@@ -212,7 +212,7 @@ def test_of_an_input_beyond_the_limit_only_the_smallest_files_are_read(
     """The others are known by size and time alone, as a change of any of them shows."""
     small = land("small.json", [{"id": 1, "word": "w", "frequency": 1}])
     land("large.json", [{"id": number, "word": "w", "frequency": 1} for number in range(2, 20)])
-    monkeypatch.setattr(reading, "MOST_SUMMED", small.stat().st_size)
+    monkeypatch.setattr(fixed_files, "MOST_SUMMED", small.stat().st_size)
     done = runner.run()
     assert done is not None
     assert [file.path for file in known(record, done) if file.xxh3] == ["small.json"]

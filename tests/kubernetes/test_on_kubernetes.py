@@ -14,7 +14,7 @@ from kubernetes_server import Kubernetes, running
 from twophase import Pipeline, sinks, sources
 from twophase.airflow.operators import kill_job
 from twophase.airflow.stage import StageOperator
-from twophase.airflow.staging import Job
+from twophase.airflow.stage_task import Job
 from twophase.core.checkpoint import Key, Revision
 from twophase.core.states import State
 from twophase.local import stack

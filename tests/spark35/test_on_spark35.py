@@ -12,7 +12,7 @@ from spark_session import CHEAP
 from twophase import sinks
 from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.core.settings import data_path
-from twophase.running import Runner, stager_for
+from twophase.runner import Runner, stager_for
 
 pytestmark = [pytest.mark.spark35, pytest.mark.spark]
 

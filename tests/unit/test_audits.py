@@ -16,7 +16,7 @@ import pytest
 from twophase import audits
 from twophase.audits import Audit, AuditContext, Verdict
 from twophase.core.errors import ConfigError
-from twophase.sinks.relations import Relation
+from twophase.row_queries.duckdb_rows import Relation
 
 BEGAN = datetime(2026, 11, 16, 3, tzinfo=UTC)
 DAY = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"

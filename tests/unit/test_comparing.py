@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from twophase.comparing import Comparison, compare
+from twophase.comparison import Comparison, compare
 from twophase.core.errors import ConfigError
-from twophase.sinks.relations import Relation
+from twophase.row_queries.duckdb_rows import Relation
 
 SCHEMA = [["id", "bigint"], ["word", "string"]]
 TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "double": pa.float64()}

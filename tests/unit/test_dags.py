@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twophase.cli.loading import load
+from twophase.cli.pipeline_files import load
 
 ROOT = Path(__file__).parents[2]
 DAGS = sorted((ROOT / "dags").glob("*.py"))

@@ -14,7 +14,7 @@ import pytest
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, InputFile, Known
 from twophase.core.errors import BadRecord, ConfigError, InputChanged
-from twophase.sources import Files, scanning
+from twophase.sources import Files, record_scan
 from twophase.sources.base import Source
 
 MALFORMED = "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record parsing"
@@ -328,7 +328,7 @@ def test_types_are_read_from_a_ddl_string() -> None:
         "a INT, `b c` map<string,array<int>> COMMENT 'x', d: struct<e: int, f: decimal(3,2)>, g decimal(10,2), h STRING"
     )
 
-    assert scanning.declared_types(ddl) == {"a": "int", "b c": "map", "d": "struct", "g": "decimal", "h": "string"}
+    assert record_scan.declared_types(ddl) == {"a": "int", "b c": "map", "d": "struct", "g": "decimal", "h": "string"}
 
 
 # --- settled ----------------------------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_a_crash_in_the_middle_is_finished_by_the_next_call(
         source.rename(target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("twophase.sinks.disk.rename_new", failing)
+        patch.setattr("twophase.storage.disk.rename_new", failing)
         with pytest.raises(KeyboardInterrupt):
             files.settle(17, fixed.files)
 
@@ -429,7 +429,7 @@ def test_a_new_file_that_comes_between_the_look_and_the_move_is_put_back(
     landing: Path, after_commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is stopped between two system calls does no harm when it wakes up."""
-    from twophase.sinks import disk
+    from twophase.storage import disk
 
     put(landing, "a", "old")
     files = source(after_commit=after_commit)
@@ -441,7 +441,7 @@ def test_a_new_file_that_comes_between_the_look_and_the_move_is_put_back(
             put(landing, "a", "new", mtime=2)
         rename(source, target)
 
-    monkeypatch.setattr("twophase.sinks.disk.rename_new", late)
+    monkeypatch.setattr("twophase.storage.disk.rename_new", late)
     files.settle(17, fixed.files)
 
     assert content(landing) == {"a": "new"}
@@ -451,7 +451,7 @@ def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
     landing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes may settle at once; a file left behind would be read a second time."""
-    from twophase.sinks import disk
+    from twophase.storage import disk
 
     put(landing, "below/a", "1")
     files = source(after_commit="delete")
@@ -464,7 +464,7 @@ def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
             target.parent.rmdir()
         rename(source, target)
 
-    monkeypatch.setattr("twophase.sinks.disk.rename_new", hindered)
+    monkeypatch.setattr("twophase.storage.disk.rename_new", hindered)
     files.settle(17, fixed.files)
 
     assert len(calls) == 3

@@ -22,12 +22,15 @@ PACKAGE = ROOT / "twophase"
 #: From bottom to top; a part may import what is in its own layer or below. `__init__` is the package's own file.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"constraints", "core"}),
+    frozenset({"storage"}),
+    frozenset({"formats"}),
+    frozenset({"row_queries"}),
     frozenset({"committers", "sinks", "sources", "state"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
-    frozenset({"audits", "comparing"}),
-    frozenset({"__init__", "auditing", "backfilling", "beginning", "diffing", "examples", "maintenance"})
-    | {"ownership", "pipeline", "reading", "reconciliation", "running", "staging", "testing"},
+    frozenset({"audits", "comparison"}),
+    frozenset({"__init__", "attempt", "audit_votes", "backfill", "committed_reads", "examples", "maintenance"})
+    | {"ownership", "pipeline", "reconciliation", "revision_diff", "runner", "testing", "unbegun"},
     frozenset({"airflow", "cli", "web"}),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -44,7 +47,7 @@ AT_HOME: dict[str, frozenset[str]] = {
 }
 
 #: What runs in the driver and the executors.
-SHIPPED = ("core", "sinks", "sources", "state", "spark")
+SHIPPED = ("core", "storage", "formats", "row_queries", "sinks", "sources", "state", "spark")
 
 #: What these parts must not import even inside a function.
 NEVER: dict[str, frozenset[str]] = {

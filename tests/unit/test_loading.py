@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twophase.cli.loading import load
+from twophase.cli.pipeline_files import load
 from twophase.core.errors import ConfigError
 
 ONE = """

@@ -113,7 +113,7 @@ def test_a_plan_carries_every_kind_of_input(tmp_path: Path) -> None:
         "table": Input(
             ranges={"commit_seq": (1, 3)},
             outputs=(Output(Key("up", 17, 2), 3, {"name": "x"}, {"rows": 5}),),
-            upstream={"sink": {"class": "twophase.sinks.files:Files", "path": "/lake"}, "schema": None},
+            upstream={"sink": {"class": "twophase.sinks:Files", "path": "/lake"}, "schema": None},
             checkpoint_id=1,
         ),
         "names": Input(unversioned="/reference", checkpoint_id=1),

@@ -9,7 +9,7 @@ import pytest
 
 from twophase.core.checkpoint import Key
 from twophase.core.manifest import Column, Manifest, StagedFile, schema_changes, widens, widest
-from twophase.sinks.disk import digest
+from twophase.storage.disk import digest
 
 MANIFEST = Manifest(
     key=Key("orders", 17, 2),

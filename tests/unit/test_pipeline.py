@@ -12,7 +12,7 @@ import pytest
 from twophase import Pipeline, sinks, sources
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError
-from twophase.running import stager_for
+from twophase.runner import stager_for
 
 
 @pytest.fixture(autouse=True)

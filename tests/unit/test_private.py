@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twophase.core import private
+from twophase.core import private_files
 from twophase.spark.plan import write_json
 
 
@@ -29,9 +29,9 @@ def test_plans_results_and_logs_are_their_accounts_alone_whatever_the_umask_is(
     folder = tmp_path / "home" / "runs" / "orders" / "00000001.r1.a1.t0ken"
 
     write_json(folder / "plan.json", {})
-    with private.open_file(folder / "spark.log", "ab") as log:
+    with private_files.open_file(folder / "spark.log", "ab") as log:
         log.write(b"started")
-    with private.open_file(folder / "words.inputs", "w") as file:
+    with private_files.open_file(folder / "words.inputs", "w") as file:
         file.write("ü")
 
     made = [folder, folder.parent, folder.parent.parent]

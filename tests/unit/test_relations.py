@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from twophase.core.errors import AttemptFailed, ConfigError, ManifestMismatch
-from twophase.sinks import relations
-from twophase.sinks.relations import NULL_PARTITION, Relation, type_of
+from twophase.row_queries import duckdb_rows
+from twophase.row_queries.duckdb_rows import Relation, type_of
+from twophase.storage.partition_folders import NULL_PARTITION
 
 SCHEMA = [["id", "bigint"], ["word", "string"]]
 
@@ -336,7 +337,7 @@ def test_nothing_is_left_on_disk(fenced: Relation) -> None:
 
 
 def test_a_sample_cuts_long_values_before_they_reach_python(fenced: Relation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relations, "sample", lambda rows, *_: list(rows))
+    monkeypatch.setattr(duckdb_rows, "sample", lambda rows, *_: list(rows))
 
     with fenced:
         long = "repeat('x', 10_000_000)"
@@ -353,7 +354,7 @@ def test_no_setting_can_be_changed(fenced: Relation) -> None:
 
 def test_times_are_in_utc_wherever_the_machine_is() -> None:
     ask = "SELECT CAST(TIMESTAMPTZ '2026-11-15 00:00:00' AS VARCHAR) FROM range(1)"
-    code = f"from twophase.sinks.relations import Relation as R; print(R([], [['id', 'int']]).value({ask!r}))"
+    code = f"from twophase.row_queries.duckdb_rows import Relation as R; print(R([], [['id', 'int']]).value({ask!r}))"
     environment = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONPATH": os.pathsep.join(sys.path)}
 
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from twophase.core.errors import ConfigError, Unreachable
-from twophase.local.opening import open_record
+from twophase.local.record_access import open_record
 from twophase.local.resolver import Committer, inside_airflow, resolve
 
 PLUGINS = Path(__file__).parents[2] / "plugins"

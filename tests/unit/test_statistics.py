@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twophase.core.manifest import Column
-from twophase.sinks import statistics
+from twophase.formats import parquet_statistics
 
 JUST_AFTER = datetime(2026, 11, 15, 12, 0, 0, 123_001, tzinfo=UTC)
 
@@ -18,7 +18,7 @@ JUST_AFTER = datetime(2026, 11, 15, 12, 0, 0, 123_001, tzinfo=UTC)
 def described(kind: str, values: list[Any], arrow: pa.DataType, group: int = 2) -> dict[str, Any]:
     buffer = io.BytesIO()
     pq.write_table(pa.table({"c": pa.array(values, arrow)}), buffer, row_group_size=group)
-    return statistics.of(pq.read_metadata(buffer), (Column("c", kind), Column("in_folders", "string")))
+    return parquet_statistics.of(pq.read_metadata(buffer), (Column("c", kind), Column("in_folders", "string")))
 
 
 def test_bounds_are_over_all_row_groups_and_nulls_are_counted() -> None:

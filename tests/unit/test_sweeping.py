@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from twophase.core.checkpoint import Key, Revision
+from twophase.core.dead_output import why_dead
 from twophase.core.states import State
-from twophase.core.sweeping import why_dead
 
 #: The record: attempt 2 was voted for, attempt 3 is the newest.
 VOTED, EPOCH = 2, 3

@@ -9,7 +9,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param
 
 from twophase.airflow import tasks
-from twophase.airflow.failing import Failing
+from twophase.airflow.failure_notes import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.airflow.operators import protocol_of, staged
 from twophase.core.advice import APPROVAL

@@ -14,7 +14,7 @@ from airflow.sdk import AssetAlias, BaseOperator
 
 from twophase.airflow import tasks
 from twophase.airflow.assets import asset, event
-from twophase.airflow.failing import Failing
+from twophase.airflow.failure_notes import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.airflow.sdk import AirflowException, AirflowFailException, DownstreamTasksSkipped
 from twophase.core.checkpoint import Key, Revision
@@ -57,7 +57,7 @@ def staged(context: Context, task_id: str) -> Key:
 def protocol_of(record: PostgresRecord, pipeline: str, context: Context) -> Coordinator:
     """Return the coordinator of a pipeline as the record describes it: an edited DAG file changes nothing."""
     from twophase.maintenance import load
-    from twophase.running import coordinator
+    from twophase.runner import coordinator
 
     return coordinator(record, load(record, pipeline), run_ended=tasks.run_ended(context))
 
@@ -212,7 +212,7 @@ class SelectOperator(BaseOperator):
 
     def execute(self, context: Context) -> list[int]:
         """Return the numbers, each once, in order."""
-        from twophase.backfilling import ranges
+        from twophase.backfill import ranges
         from twophase.committer import backfills
 
         wanted = str(context["params"]["checkpoints"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-from twophase.airflow.staging import Job, StagingOperator
+from twophase.airflow.stage_task import Job, StagingOperator
 from twophase.core import connections
 from twophase.spark import submit as spark
 

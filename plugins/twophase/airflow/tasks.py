@@ -47,7 +47,7 @@ _NOT_FOUND = 404
 @contextmanager
 def record(context: Context) -> Iterator[PostgresRecord]:
     """Open the record for the length of a task; what trying again cannot mend fails the task for good."""
-    from twophase.local.opening import open_record
+    from twophase.local.record_access import open_record
 
     ti = context["ti"]
     with failing_for_good():

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twophase.cli import backfill, care, demo, diff, local, people, reconcile, record, run, status
+from twophase.cli import backfill, decisions, demo, diff, local, reconcile, record, run, status, upkeep
 from twophase.core.errors import ConfigError, TwophaseError
 
 __all__ = ["app", "main"]
@@ -100,7 +100,7 @@ def _root(
         typer.echo(ctx.get_help())
 
 
-for _module in (run, backfill, record, diff, care, people, reconcile, local, status, demo):
+for _module in (run, backfill, record, diff, upkeep, decisions, reconcile, local, status, demo):
     _module.add_to(app)
 
 

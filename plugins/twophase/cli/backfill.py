@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from sqlalchemy import Connection
 
-    from twophase.backfilling import Backfill, Done
+    from twophase.attempt import Stager
+    from twophase.backfill import Backfill, Done
     from twophase.pipeline import Pipeline
-    from twophase.staging import Stager
 
 RESULT = (
     ("pipeline", "pipeline"),
@@ -39,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
 def _range(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    from twophase.backfilling import ranges
+    from twophase.backfill import ranges
 
     try:
         (found,) = ranges(text)
@@ -81,8 +81,8 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
     as_json: Json = False,
 ) -> None:
     """Process committed checkpoints again, each as a new revision; asked for again, it goes on where it was killed."""
-    from twophase.backfilling import Backfill, Selection
-    from twophase.cli.opening import opened
+    from twophase.backfill import Backfill, Selection
+    from twophase.cli.record_access import opened
 
     wanted = _range(checkpoints)
     if [wanted is not None, start is not None, only_stale].count(True) != 1 or (start is None) != (end is None):
@@ -140,7 +140,7 @@ def _tell(one: Done, bar: Progress, where: str) -> None:
 
 
 def _stager(master: str | None, *, warm: bool) -> Callable[[Pipeline], Stager]:
-    from twophase.running import stager_for
+    from twophase.runner import stager_for
 
     if not warm:
         return lambda pipeline: stager_for(pipeline, master=master)
@@ -179,7 +179,7 @@ def stale(
     as_json: Json = False,
 ) -> None:
     """List committed checkpoints that were made from revisions which were replaced since."""
-    from twophase.cli.opening import connected
+    from twophase.cli.record_access import connected
     from twophase.committer import queries
 
     with connected() as connection:

@@ -10,7 +10,7 @@ import typer
 from twophase.cli.output import Json, print_json, say
 
 if TYPE_CHECKING:
-    from twophase.diffing import Diff
+    from twophase.revision_diff import Diff
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,9 +36,9 @@ def diff(  # noqa: PLR0913 - what a person may ask for
     as_json: Json = False,
 ) -> None:
     """Compare a staged or new revision with the live one: rows added, removed, changed by key, and columns."""
-    from twophase.cli.opening import opened
-    from twophase.diffing import diff as compare
+    from twophase.cli.record_access import opened
     from twophase.maintenance import load
+    from twophase.revision_diff import diff as compare
 
     columns = [column.strip() for column in (key or "").split(",") if column.strip()]
     with opened() as record:

@@ -45,7 +45,7 @@ def up(
     no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Start PostgreSQL only.")] = False,
 ) -> None:
     """Start PostgreSQL, the record in it, and an Airflow under a supervisor; wait until all is healthy."""
-    from twophase.cli.opening import opened
+    from twophase.cli.record_access import opened
     from twophase.local import stack
     from twophase.local.resolver import resolve
 

@@ -33,10 +33,10 @@ def reconcile(
     Exits 1 while something is missing in the record.
     """
     from twophase import reconciliation
-    from twophase.cli.opening import opened
-    from twophase.core.knowledge import ahead
+    from twophase.cli.record_access import opened
+    from twophase.core.forgotten import ahead
     from twophase.maintenance import load
-    from twophase.running import coordinator
+    from twophase.runner import coordinator
 
     if apply and not reason:
         msg = "--apply wants a --reason: it is kept in the events"

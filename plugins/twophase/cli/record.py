@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twophase.cli.decisions import behind, standing
 from twophase.cli.output import Json, by_sink, cell, complain, listing, print_json, say, size, state, table
-from twophase.cli.people import behind, standing
 from twophase.core.advice import advise
 from twophase.core.states import State
 
@@ -65,7 +65,7 @@ def add_to(app: typer.Typer) -> None:
 
 def pipelines(*, as_json: Json = False) -> None:
     """List the pipelines: last commit, newest checkpoint, and what is pending, failed or waited for."""
-    from twophase.cli.opening import connected
+    from twophase.cli.record_access import connected
     from twophase.committer import queries
 
     with connected() as connection:
@@ -100,7 +100,7 @@ def checkpoints(
     as_json: Json = False,
 ) -> None:
     """List a pipeline's checkpoints, newest first, every revision a line."""
-    from twophase.cli.opening import connected
+    from twophase.cli.record_access import connected
     from twophase.committer import queries
 
     with connected() as connection:
@@ -131,7 +131,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one checkpoint whole: its state, input, participants and every event."""
-    from twophase.cli.opening import opened
+    from twophase.cli.record_access import opened
     from twophase.committer import queries
 
     with opened() as record:
@@ -166,7 +166,7 @@ def _waiting(record: PostgresRecord, found: Mapping[str, Any]) -> dict[str, str]
     from twophase.core.checkpoint import Key
     from twophase.core.errors import TwophaseError
     from twophase.maintenance import load
-    from twophase.running import coordinator
+    from twophase.runner import coordinator
 
     if found["state"] != State.COMMITTING:
         return {}

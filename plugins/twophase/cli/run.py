@@ -89,9 +89,9 @@ def run(  # noqa: PLR0913 - what a person may ask for
     as_json: Json = False,
 ) -> None:
     """Take one checkpoint through, exactly once; what a crash left is finished first."""
-    from twophase.cli.loading import load
+    from twophase.cli.pipeline_files import load
     from twophase.committer import queries
-    from twophase.running import Runner, stager_for
+    from twophase.runner import Runner, stager_for
 
     pipeline = load(target)
     settings = {key: value for key, _, value in (pair.partition("=") for pair in conf or ())}

@@ -28,6 +28,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from twophase.core.begin import Taking
 from twophase.core.checkpoint import InputFile, Json, Key, Output, Participant, Revision, Run
 from twophase.core.claims import Claim
 from twophase.core.errors import (
@@ -40,13 +41,12 @@ from twophase.core.errors import (
     TooManyPending,
 )
 from twophase.core.failpoints import hit
-from twophase.core.guarding import alone
+from twophase.core.forgotten import check_known
 from twophase.core.hindrances import Hindrance, ways_out
-from twophase.core.knowledge import check_known
+from twophase.core.isolation import alone
 from twophase.core.ports import VISIBLE, Outcome, Promotion, Record, Sink, Source, Transaction
-from twophase.core.restaging import Restaging, voted_for
+from twophase.core.restage import Restaging, voted_for
 from twophase.core.states import DECIDED, UNDECIDED, State
-from twophase.core.taking import Taking
 
 log = logging.getLogger("twophase")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from twophase.core.errors import Fenced, Parked, PromotionPending, SinkUnavailable
 from twophase.core.failpoints import hit
-from twophase.core.knowledge import check_known
+from twophase.core.forgotten import check_known
 from twophase.core.states import UNDECIDED, State
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from twophase.core import private
+from twophase.core import private_files
 from twophase.core.errors import StoreUnavailable
 from twophase.local import files, processes
 from twophase.spark.submit import child_environment, find_java, find_spark_home
@@ -65,7 +65,7 @@ class Cluster:
         """Start the master, then the workers; return when all workers are there."""
         self.port, self.rest_port, self.ui_port = (_free_port() for _ in range(3))
         for name in ("conf", "logs", "work"):
-            private.make_folder(self.folder / name)
+            private_files.make_folder(self.folder / name)
         files.write(
             self.properties,
             (
@@ -107,7 +107,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "512m",
             "SPARK_NO_DAEMONIZE": "1",
         }
-        with private.open_file(self.folder / "logs" / f"{name}.log", "ab") as log:
+        with private_files.open_file(self.folder / "logs" / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments],
                 env=environment,

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twophase.sinks.base import Attempt, Sink
-    from twophase.sinks.delta import Delta
-    from twophase.sinks.files import Files
-    from twophase.sinks.iceberg import Iceberg
-    from twophase.sinks.postgres import Postgres
-    from twophase.sinks.write_ahead import Sender, WriteAhead
+    from twophase.sinks.files.sink import Files
+    from twophase.sinks.log_tables.delta import Delta
+    from twophase.sinks.log_tables.iceberg import Iceberg
+    from twophase.sinks.postgres.sink import Postgres
+    from twophase.sinks.write_ahead.sink import Sender, WriteAhead
 
 __all__ = ["Attempt", "Delta", "Files", "Iceberg", "Postgres", "Sender", "Sink", "WriteAhead"]
 
 _HOMES = {
     "Attempt": "base",
-    "Delta": "delta",
-    "Files": "files",
-    "Iceberg": "iceberg",
-    "Postgres": "postgres",
-    "Sender": "write_ahead",
+    "Delta": "log_tables.delta",
+    "Files": "files.sink",
+    "Iceberg": "log_tables.iceberg",
+    "Postgres": "postgres.sink",
+    "Sender": "write_ahead.sink",
     "Sink": "base",
-    "WriteAhead": "write_ahead",
+    "WriteAhead": "write_ahead.sink",
 }
 
 

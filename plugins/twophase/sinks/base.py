@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from twophase.core.checkpoint import Json, Key, Output
     from twophase.core.claims import Claim
     from twophase.core.ports import Promotion
-    from twophase.sinks.rowsets import RowSet
+    from twophase.row_queries.base import RowSet
 
 
 #: How often what earlier attempts staged is looked for, before it is left to whoever comes next.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from urllib.parse import unquote
 
 from twophase.core.errors import BadRecord, InputChanged, SinkUnavailable
-from twophase.sinks.executors import UNREAD
-from twophase.sources.scanning import SCANNERS, UNREADABLE, Problem, Reading, scan_text
+from twophase.sources.record_scan import SCANNERS, UNREADABLE, Problem, Reading, scan_text
+from twophase.storage.arrow_files import UNREAD
 
 _ABOUT_INPUT = re.compile(
     "FAILED_READ_FILE|Encountered error while reading file|MALFORMED_RECORD_IN_PARSING|Malformed records are detected|"

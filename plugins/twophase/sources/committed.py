@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 from twophase.core.checkpoint import Input, Known
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.sinks.base import Sink
-from twophase.sinks.paths import ddl
 from twophase.sources import bad_records
 from twophase.sources.base import Source
+from twophase.storage.spark_paths import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

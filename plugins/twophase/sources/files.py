@@ -13,13 +13,13 @@ from twophase.core.checkpoint import Input, InputFile, Known, looks
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
-from twophase.sinks import disk
-from twophase.sinks.disk import identity
 from twophase.sources import survey
-from twophase.sources.listing import unreadable
+from twophase.sources.fixed_files import FixedFiles, checksum
 from twophase.sources.quarantine import Quarantine
-from twophase.sources.reading import FixedFiles, checksum
 from twophase.sources.survey import Found
+from twophase.storage import disk
+from twophase.storage.disk import identity
+from twophase.storage.listing import unreadable
 
 AFTER_COMMIT = ("keep", "archive", "delete")
 

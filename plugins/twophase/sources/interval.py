@@ -15,19 +15,19 @@ from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, InputMissing, NotYet, SinkUnavailable
 from twophase.core.ports import Progress
 from twophase.core.slots import Slot
-from twophase.sinks import catalogs
-from twophase.sinks.disk import identity
-from twophase.sinks.storage import DISK, Storage, Within, storage_of
-from twophase.sinks.tables import Conflict, Refused, Trouble
-from twophase.sources.listing import check_name, finished, unfinished, unreadable
+from twophase.formats import iceberg_catalogs
+from twophase.formats.log_errors import Conflict, Refused, Trouble
+from twophase.sources.fixed_files import FixedFiles
 from twophase.sources.quarantine import Quarantine
-from twophase.sources.reading import FixedFiles
-from twophase.sources.scanning import declared_types
+from twophase.sources.record_scan import declared_types
+from twophase.storage.base import DISK, Storage, Within, storage_of
+from twophase.storage.disk import identity
+from twophase.storage.listing import check_name, finished, unfinished, unreadable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from twophase.sources.versions import Version
+    from twophase.formats.table_versions import Version
 
 ON_MISSING = ("error", "wait", "empty")
 #: Tables with a log of their own.
@@ -110,7 +110,7 @@ class Interval(FixedFiles):
             msg = f"{self.who}: a table has its own columns, also without rows; leave out schema and on_missing='empty'"
             raise ConfigError(msg)
         if self.catalog is not None:
-            self.catalog = catalogs.declared(self.who, self.path, self.catalog)
+            self.catalog = iceberg_catalogs.declared(self.who, self.path, self.catalog)
         if self.storage is not DISK and self.options:
             msg = f"{self.who}: option {min(self.options)!r}: reading from an object store has none; leave it out"
             raise ConfigError(msg)
@@ -185,7 +185,7 @@ class Interval(FixedFiles):
         """Return where the files are: the path says it, and beside a catalog the connection."""
         if self.catalog is None:
             return storage_of(self.who, self.path, self.conn_id)
-        from twophase.sinks.s3 import S3
+        from twophase.storage.s3 import S3
 
         return DISK if self.conn_id is None else S3(self.who, None, self.conn_id)
 
@@ -271,13 +271,13 @@ class Interval(FixedFiles):
 
     def _newest(self) -> Version | None:
         """Read the table's log; None: there is no table."""
-        from twophase.sources import versions
+        from twophase.formats import table_versions
 
         try:
             if self.catalog is None:
-                return versions.delta(self.root, self.storage, self.who)
-            look_up = partial(catalogs.client, self.who, self.catalog, self.storage)
-            return versions.iceberg(look_up, self.path, self.storage, self.who)
+                return table_versions.delta(self.root, self.storage, self.who)
+            look_up = partial(iceberg_catalogs.client, self.who, self.catalog, self.storage)
+            return table_versions.iceberg(look_up, self.path, self.storage, self.who)
         except Refused as error:
             msg = f"{self.who}: {error}"
             raise ConfigError(msg) from error
@@ -341,7 +341,7 @@ class Interval(FixedFiles):
         self, spark: SparkSession, fixed: Input, table: Json, bounds: tuple[datetime, datetime]
     ) -> DataFrame:
         """Return the rows of a table's files, with the columns of its version."""
-        from twophase.sources.versions import values_of
+        from twophase.formats.table_versions import values_of
 
         root = self.root
 

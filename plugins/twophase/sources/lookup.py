@@ -12,8 +12,8 @@ from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.ports import Progress
 from twophase.core.settings import data_path
 from twophase.sources import bad_records
-from twophase.sources.listing import finished
-from twophase.sources.reading import FileFormat
+from twophase.sources.fixed_files import FileFormat
+from twophase.storage.listing import finished
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

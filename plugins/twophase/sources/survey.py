@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from twophase.core.checkpoint import InputFile, Known
-from twophase.sources.listing import batches, entries
+from twophase.storage.listing import batches, entries
 
 #: 2 kB of sums in the record; in a folder of 100,000 files a bucket has 400.
 BUCKETS = 256

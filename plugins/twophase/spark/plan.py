@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from twophase.core import private
+from twophase.core import private_files
 from twophase.core.checkpoint import Input, InputFile, Key, Output
 
 
@@ -87,7 +87,7 @@ class Plan:
 def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - anything JSON
     """Write a JSON file for this account alone, so that a reader finds all of it or nothing."""
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with private.open_file(new, "w") as file:
+    with private_files.open_file(new, "w") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from twophase.core import private, settings
+from twophase.core import private_files, settings
 from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.spark import installed
 
@@ -141,7 +141,7 @@ class SparkSubmit:
         if shipped := [*map(str, py_files), *map(str, jobs())]:
             command += ["--py-files", ",".join(shipped)]
         command += [str(MAIN), str(plan_path), str(result_path)]
-        with private.open_file(log_path, "ab") as log:
+        with private_files.open_file(log_path, "ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

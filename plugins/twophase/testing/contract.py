@@ -14,7 +14,7 @@ from twophase.core.errors import TwophaseError
 from twophase.core.ports import Outcome
 from twophase.sinks.base import Sink
 from twophase.testing.outputs import PIPELINE, WAITING, Read, Rows, Stage, Staged, again, session
-from twophase.testing.promoting import Promoting
+from twophase.testing.promoter import Promoting
 
 #: One promotion may take fewer lines than that in which they were counted, and come to its end.
 _KILLED = {-signal.SIGKILL, 0}

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from twophase.cli.people import standing
+from twophase.cli.decisions import standing
 from twophase.committer import queries, writes
 from twophase.core.advice import advise
 from twophase.core.errors import ConfigError

@@ -86,7 +86,7 @@ class AirflowStory(Story):
     def start(self) -> None:
         """Start PostgreSQL and Airflow, with the word count as its only DAG."""
         from twophase.cli.local import watch
-        from twophase.cli.opening import opened
+        from twophase.cli.record_access import opened
 
         folder = settings.dags()
         folder.mkdir(parents=True)

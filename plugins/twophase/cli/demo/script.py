@@ -34,7 +34,7 @@ class ScriptStory(Story):
 
     def play(self) -> bool:
         """Play it; say whether the proof holds."""
-        from twophase.cli.opening import opened
+        from twophase.cli.record_access import opened
 
         self.say.print("[bold]Twophase demo[/]: word count, from JSON files to a Parquet table, killed three times")
         with busy(self.say, "starting PostgreSQL"), opened(may_start=True):

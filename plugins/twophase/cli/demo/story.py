@@ -115,7 +115,7 @@ class Story(ABC):
 
     def record(self) -> list[dict[str, Any]]:
         """Return the record's revisions, newest checkpoint first."""
-        from twophase.cli.opening import connected
+        from twophase.cli.record_access import connected
         from twophase.committer import queries
 
         with connected() as connection:

@@ -1,0 +1,386 @@
+"""The stage task, whatever way Spark is reached: begin, one attempt, audits, votes.
+
+An attempt is one submission. A way to reach Spark is four methods: `submit` runs a job to its end, `outlives` says
+whether one outlived the task which submitted it, `adopt` waits for that, `kill` stops one from any process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from twophase.airflow import tasks
+from twophase.airflow.failure_notes import Failing
+from twophase.airflow.links import CheckpointLink
+from twophase.airflow.sdk import AirflowException, AirflowRescheduleException, AirflowSkipException
+from twophase.core import private_files
+from twophase.core.advice import APPROVAL
+from twophase.core.checkpoint import Json, Key, Revision
+from twophase.core.declared import current_name, public_name
+from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
+from twophase.core.failpoints import hit
+from twophase.core.lease import Lease
+from twophase.core.states import DECIDED, State
+from twophase.pipeline import Pipeline
+from twophase.sinks.base import Sink
+from twophase.sources.base import Source
+from twophase.spark.plan import Plan
+from twophase.spark.submit import MAIN
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context
+
+    from twophase.attempt import Staging
+    from twophase.committer.record import PostgresRecord
+    from twophase.core.coordinator import Coordinator
+
+log = logging.getLogger("twophase")
+
+#: Seconds until an interval whose input has to come is looked at again; the worker is free meanwhile.
+LOOK_AGAIN = 60
+_CODE = re.compile(r"Error code is: (-?\d+)")
+_LATER = re.compile(r"\{\{ (staging|inputs)\('([a-z0-9_]+)'\) \}\}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submission: what runs, with which arguments, and how to keep what finds it again."""
+
+    key: Key
+    attempt: int
+    application: str
+    arguments: list[str]
+    #: Keeps the job's id in the record, so that another task can adopt or kill it.
+    keep: Callable[[str], None] = field(repr=False)
+    #: Puts what only this attempt knows into a text: its staging places, the list of its input.
+    fill: Callable[[Any], Any] = field(repr=False)
+    #: Connections that the driver needs to stage; they go into its environment, and nowhere else.
+    connections: list[str] = field(default_factory=list)
+
+
+class StagingOperator(BaseOperator):
+    """Stages one checkpoint; a subclass says how Spark is reached."""
+
+    operator_extra_links = (CheckpointLink(),)
+    #: What a subclass renders that may name `staging` and `inputs`.
+    application: str
+    application_args: list[Any] | None
+    template_fields_of_ours: ClassVar[tuple[str, ...]] = ("checkpoint",)
+
+    def __init__(
+        self, *, pipeline: Pipeline, checkpoint: int | str | None = None, approval: bool = False, **kwargs: Any
+    ) -> None:
+        """Stage a pipeline; with `checkpoint` another revision of one that is committed."""
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.checkpoint = checkpoint
+        self.approval = approval
+        self.worked_on: Key | None = None
+        self._failing: Failing | None = None
+        if isinstance(pipeline.transform, str) == bool(self.application):
+            msg = (
+                f"pipeline {pipeline.name!r}: expected either a transform as `module:function`, or application= with a"
+                " Spark job of your own that writes to {{ staging('write') }}; a function cannot be submitted"
+            )
+            raise ConfigError(msg)
+
+    # --- how Spark is reached ----------------------------------------------------------------------------------------
+
+    def require(self) -> None:
+        """Refuse a machine that nothing can be submitted from: asked before anything is begun."""
+
+    @abstractmethod
+    def submit(self, job: Job, context: Context) -> None:
+        """Run a job to its end; raise when it fails. Call `job.keep(id)` once it can be found again by that id."""
+
+    @abstractmethod
+    def outlives(self, job_id: str, context: Context) -> bool:
+        """Say whether a job that another task submitted is under way, or has ended well."""
+
+    @abstractmethod
+    def adopt(self, job_id: str, context: Context) -> None:
+        """Wait for a job that another task submitted; raise when it fails."""
+
+    @classmethod
+    @abstractmethod
+    def kill(cls, job: Json) -> None:
+        """Stop a job by what the record keeps of it; one that has ended is no error."""
+
+    def stop(self) -> None:
+        """Stop the job that this task has submitted, if there is one."""
+
+    def kept(self) -> dict[str, Any]:
+        """Return what `kill` needs besides the job's id."""
+        return {}
+
+    def on_kill(self) -> None:
+        """Say in the record that Airflow stops this task, then stop its job."""
+        if self._failing is not None:
+            self._failing.stopped()
+        self.stop()
+
+    # --- templates ---------------------------------------------------------------------------------------------------
+
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """Render the fields, but for what only the attempt knows, which does not exist yet."""
+        later = {name: _later(name) for name in ("staging", "inputs")}
+        super().render_template_fields({**context, **later}, jinja_env)  # type: ignore[typeddict-item]
+
+    # --- the task ----------------------------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Take a checkpoint and bring it to its votes; return its ids."""
+        from twophase.attempt import Staging
+        from twophase.runner import coordinator
+
+        self.require()
+        with tasks.record(context) as record:
+            protocol = coordinator(
+                record,
+                self.pipeline,
+                approvals=[APPROVAL] if self.approval else [],
+                run_ended=tasks.run_ended(context),
+            )
+            try:
+                revision = self._take(record, protocol, context)
+            except NotYet as missing:
+                log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
+                raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
+                    datetime.now(UTC) + timedelta(seconds=LOOK_AGAIN)
+                ) from missing
+            if revision is None:
+                msg = f"{self.pipeline.name}: no new input"
+                raise AirflowSkipException(msg)
+            self.worked_on = revision.key
+            self._bring_to_votes(Staging(protocol, self.pipeline), revision, context)
+        return tasks.ids(revision.key)
+
+    def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | None:
+        """Take what this run has to work on; why it cannot begin is kept, for there is no revision to keep it yet."""
+        from twophase.runner import enter
+        from twophase.spark import transforms
+        from twophase.unbegun import beginning
+
+        run, name = tasks.run_of(context), self.pipeline.name
+        kind = "replay" if self.checkpoint is not None else "backfill" if tasks.is_backfill(context) else "regular"
+        slot = None
+        with beginning(record, name, None, run):
+            if self.checkpoint is None:
+                slot = tasks.slot_of(context, self.pipeline)
+        with beginning(record, name, slot, run):
+            self.pipeline.prepare(slot)
+            if isinstance(self.pipeline.transform, str):
+                transforms.check(name, self.pipeline.transform, self.pipeline.reads, here=False)
+            enter(record, self.pipeline, dag_id=run.dag_id)
+            return protocol.take(
+                run,
+                slot=slot,
+                checkpoint_id=None if self.checkpoint is None else int(self.checkpoint),
+                kind=kind,
+                reprocess=tasks.wants_another(context),
+            )
+
+    def _bring_to_votes(self, staging: Staging, revision: Revision, context: Context) -> None:
+        """Stage what was taken, unless that was done before."""
+        protocol = staging.coordinator
+        if revision.state in DECIDED:
+            log.info("%s: %s already, nothing to stage", revision.key, revision.state.lower())
+            return
+        if self._is_voted_for(protocol, revision) and staging.still_staged(revision):
+            log.info("%s: every participant of this task had voted yes", revision.key)
+            protocol.rest(revision)
+            return
+        with Failing(protocol, revision, context) as self._failing:
+            attempt, job = self._attempt(protocol, revision, context)
+            self._failing.revision = attempt
+            with Lease(protocol, attempt, on_lost=self.stop) as lease:
+                staging.stage(attempt, job, job.folder, lease)
+            protocol.rest(attempt)
+        log.info("%s: attempt %s pre-committed", attempt.key, attempt.epoch)
+
+    def _is_voted_for(self, protocol: Coordinator, revision: Revision) -> bool:
+        """Say whether all but a person voted yes for the newest attempt."""
+        if revision.state is State.PRECOMMITTED:
+            return True
+        participants = protocol.transact(lambda tx: tx.participants(revision.key))
+        mine = [p for p in participants if p.kind != "approval"]
+        return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
+
+    def _attempt(self, protocol: Coordinator, revision: Revision, context: Context) -> tuple[Revision, Submission]:
+        """Adopt the attempt whose job outlived its task, or open the next one."""
+        from twophase.maintenance import run_folder
+
+        job = revision.job
+        mine = job is not None and job["attempt"] == revision.epoch and self.adopts(job)
+        if job is not None and mine and self.outlives(job["id"], context):
+            log.info("%s: attempt %s: its job %s outlived its task", revision.key, revision.epoch, job["id"])
+            return revision, Submission(self, protocol, revision, Path(job["folder"]), context, adopted=job["id"])
+        opened = protocol.attempt(revision)
+        folder = run_folder(opened.key, opened.epoch, secrets.token_hex(4))
+        return opened, Submission(self, protocol, opened, folder, context)
+
+    def adopts(self, job: Json) -> bool:
+        """Say whether a job that the record keeps is one that this operator could adopt."""
+        return current_name(job["operator"]) == public_name(type(self), "twophase.airflow")
+
+
+class Submission:
+    """Has a plan carried out by a Spark job: the stager of a task."""
+
+    def __init__(  # noqa: PLR0913 - an attempt, and who submits it
+        self,
+        operator: StagingOperator,
+        protocol: Coordinator,
+        attempt: Revision,
+        folder: Path,
+        context: Context,
+        *,
+        adopted: str | None = None,
+    ) -> None:
+        """Submit one attempt, or go on waiting for the job that has been adopted."""
+        self.operator = operator
+        self.protocol = protocol
+        self.attempt = attempt
+        self.folder = folder
+        self.context = context
+        self.adopted = adopted
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a lost lease kills the job
+        """Let the job run and see what it wrote."""
+        if self.adopted is None:
+            self._submit(plan, folder)
+        else:  # the attempt's one job: another in its place would be a second driver in the same staging place
+            with _telling(plan, folder):
+                self.operator.adopt(self.adopted, self.context)
+        return self._inspect(plan) if self.operator.application else _result(plan, folder)
+
+    def _submit(self, plan: Plan, folder: Path) -> None:
+        hit("submit.before")
+        try:
+            plan.write(folder / "plan.json")
+            job = self._job(plan, folder)
+        except OSError as error:
+            msg = (
+                f"run folder {folder} cannot be written ({error.strerror}); TWOPHASE_HOME has to be a folder that every"
+                " worker can write to"
+            )
+            raise AttemptFailed(msg) from error
+        hit("submit.planned")
+        with _telling(plan, folder):
+            self.operator.submit(job, self.context)
+
+    def _job(self, plan: Plan, folder: Path) -> Job:
+        def fill(value: Any) -> Any:
+            return _filled(value, plan, folder)
+
+        own = self.operator.application
+        return Job(
+            plan.key,
+            plan.attempt,
+            own or str(MAIN),
+            fill(list(self.operator.application_args or []))
+            if own
+            else [str(folder / "plan.json"), str(folder / "result.json")],
+            self._keep,
+            fill,
+            [] if own else plan.connections(),
+        )
+
+    def _keep(self, job_id: str) -> None:
+        job = {
+            "attempt": self.attempt.epoch,
+            "id": job_id,
+            "folder": str(self.folder),
+            "operator": public_name(type(self.operator), "twophase.airflow"),
+            **self.operator.kept(),
+        }
+        self.protocol.transact(lambda tx: tx.keep_job(self.attempt.key, epoch=self.attempt.epoch, job=job))
+        log.info("%s: attempt %s is job %s", self.attempt.key, self.attempt.epoch, job_id)
+
+    def _inspect(self, plan: Plan) -> dict[str, Json]:
+        """Look at what a job wrote that knows nothing of us."""
+        return {
+            name: self.operator.pipeline.sinks[name].inspect(plan.key, plan.attempt, name, write["handle"])
+            for name, write in plan.writes.items()
+            if write["handle"] is not None
+        }
+
+
+@contextmanager
+def _telling(plan: Plan, folder: Path) -> Iterator[None]:
+    """Say of a job that failed what it says itself, if it says anything."""
+    try:
+        yield
+    except AirflowException as error:
+        if (folder / "result.json").exists():
+            raise _failure(plan, folder) from error
+        raise AttemptFailed(_unsaid(plan, error)) from error
+
+
+def _result(plan: Plan, folder: Path) -> Mapping[str, Json]:
+    from twophase.attempt import read_result
+
+    if not (folder / "result.json").exists():
+        msg = (
+            f"checkpoint {plan.key}: attempt {plan.attempt}: Spark ended well and left no result in {folder}; it has to"
+            " be the same folder on the worker and where the driver runs"
+        )
+        raise AttemptFailed(msg)
+    return read_result(plan, folder / "result.json", "this task's", 0)
+
+
+def _failure(plan: Plan, folder: Path) -> Exception:
+    """Return the error that a job reported."""
+    try:
+        _result(plan, folder)
+    except TwophaseError as error:
+        return error
+    return AttemptFailed(f"checkpoint {plan.key}: attempt {plan.attempt}: Spark failed after it had staged everything")
+
+
+def _unsaid(plan: Plan, error: AirflowException) -> str:
+    """Say that a job ended without a word; what Airflow says is mostly the command line."""
+    code = _CODE.search(str(error))
+    how = f"spark-submit ended with code {code[1]}" if code else " ".join(str(error).split())[:300]
+    return f"checkpoint {plan.key}: attempt {plan.attempt}: {how} and left no result; the log is this task's"
+
+
+def _later(macro: str) -> Callable[[str], str]:
+    """Return a macro that renders as its own call, to be filled in at submission."""
+    return lambda name: f"{{{{ {macro}('{name}') }}}}"
+
+
+def _filled(value: Any, plan: Plan, folder: Path) -> Any:
+    if isinstance(value, str):
+        return _LATER.sub(lambda found: _place(found[1], found[2], plan, folder), value)
+    if isinstance(value, Mapping):
+        return {name: _filled(part, plan, folder) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(part, plan, folder) for part in value]
+    return value
+
+
+def _place(macro: str, name: str, plan: Plan, folder: Path) -> str:
+    """Return a staging place, or the file that lists a fixed input, a path a line."""
+    there = plan.writes if macro == "staging" else plan.reads
+    if name not in there:
+        msg = f"pipeline {plan.pipeline}: {{{{ {macro}('{name}') }}}}: expected one of {', '.join(there)}"
+        raise ConfigError(msg)
+    if macro == "staging":
+        return Sink.load(plan.writes[name]["sink"]).staging_path(plan.key, plan.writes[name]["handle"])
+    listed = folder / f"{name}.inputs"
+    paths = Source.load(plan.reads[name]["source"]).paths(plan.fixed(name))
+    with private_files.open_file(listed, "w") as file:
+        file.writelines(f"{path}\n" for path in paths)
+    return str(listed)

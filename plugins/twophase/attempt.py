@@ -1,0 +1,227 @@
+"""One attempt, from its plan to its votes: the same in a script and in a task."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from twophase.audit_votes import Staged, audit, audit_again
+from twophase.core import errors
+from twophase.core.begin import written_again
+from twophase.core.checkpoint import Input, Json, Participant, Revision
+from twophase.core.coordinator import Coordinator
+from twophase.core.errors import AttemptFailed, InputChanged, NoSpace, SchemaChanged
+from twophase.core.failpoints import hit
+from twophase.core.forgotten import check_known
+from twophase.core.lease import Lease
+from twophase.core.manifest import schema_changes
+from twophase.core.states import State
+from twophase.pipeline import quarantine_of
+from twophase.spark.plan import Plan
+
+if TYPE_CHECKING:
+    from twophase.committer.record import PostgresTransaction
+    from twophase.core.ports import Transaction
+    from twophase.pipeline import Pipeline
+    from twophase.sinks.base import Sink
+
+log = logging.getLogger("twophase")
+
+
+class Stager(Protocol):
+    """How an attempt's Spark work is done: in this process, or by a submission."""
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        """Stage every write of a plan; return each manifest's summary. Stop when `lost` says that another took over."""
+        ...
+
+
+class Staging:
+    """Stages attempts of one pipeline and votes for them."""
+
+    def __init__(self, coordinator: Coordinator, pipeline: Pipeline) -> None:
+        """Work on one pipeline's record."""
+        self.coordinator = coordinator
+        self.pipeline = pipeline
+
+    def stage(self, attempt: Revision, stager: Stager, folder: Path, lease: Lease) -> None:
+        """Let every write be staged, check it, vote for it, and let the audits vote; any failure is raised."""
+        mine = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch]
+        participants = [p for p in mine if p.vote is None]  # an adopted attempt may have votes already
+        plan = self._plan(attempt, participants)
+        if attempt.job is None or attempt.job["attempt"] != attempt.epoch:  # nothing reads for this attempt yet
+            plan = self._know_input(plan)
+        self._check_input(plan)
+        log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
+        staged = stager(plan, folder, lambda: lease.lost)
+        check_known(self.coordinator)
+        if attempt.state is State.COMMITTING:
+            self._vote_again(attempt, plan, {p.name: (p, staged[p.name]) for p in participants}, lease)
+        else:
+            for participant in participants:
+                lease.check()
+                self._check(attempt, plan, participant, staged[participant.name])
+                self._vote(attempt, participant, staged[participant.name])
+            found = {p.name: (p, p.manifest if p.vote else staged[p.name]) for p in mine}
+            audit(self.coordinator, self.pipeline, attempt, found, lease.check)
+        shutil.rmtree(folder, ignore_errors=True)
+        lease.check()
+
+    def still_staged(self, revision: Revision) -> bool:
+        """Look whether what was voted for is still there, and still taken, before it is decided upon."""
+        try:
+            for participant in self._sinks(revision):
+                self.pipeline.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
+        except AttemptFailed as failed:
+            log.warning("%s; staging again", failed)
+            return False
+        return True
+
+    def _sinks(self, revision: Revision) -> list[Participant]:
+        participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
+        return [participant for participant in participants if participant.kind == "sink"]
+
+    def _plan(self, attempt: Revision, participants: list[Participant]) -> Plan:
+        from twophase.committer import queries
+
+        def look(tx: Transaction) -> tuple[Mapping[str, Input], dict[str, list[list[str]] | None]]:
+            found = cast("PostgresTransaction", tx)
+            inputs = found.inputs(attempt.key)
+            return inputs, {
+                write: queries.last_schema(found.connection, self.pipeline.name, write) for write in self.pipeline.sinks
+            }
+
+        inputs, schemas = self.coordinator.transact(look)
+        handles = {p.name: p.handle for p in participants}
+        quarantines = {quarantine_of(name): name for name in self.pipeline.reads}
+        return Plan(
+            pipeline=self.pipeline.name,
+            checkpoint_id=attempt.checkpoint_id,
+            revision=attempt.revision,
+            attempt=attempt.epoch,
+            slot=attempt.slot,
+            transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
+            reads={
+                name: {"source": self.pipeline.reads[name].declaration(), **fixed_input(fixed)}
+                for name, fixed in inputs.items()
+            },
+            writes={
+                name: {
+                    "sink": sink.declaration(),
+                    "handle": handles.get(name),
+                    "schema": schemas[name],
+                    "quarantine": quarantines.get(name) if name not in self.pipeline.writes else None,
+                }
+                for name, sink in self.pipeline.sinks.items()
+            },
+        )
+
+    def _know_input(self, plan: Plan) -> Plan:
+        """Let files pass that were written again with the same bytes, and take the checksums that are not known yet."""
+        for name in plan.reads:
+            source, fixed = self.pipeline.reads[name], plan.fixed(name)
+            if again := source.written_again(fixed):
+                log.info("%s: source %r: %s written again with the same bytes", plan.key, name, again[0].path)
+                keep = partial(written_again, self.pipeline.name, plan.checkpoint_id, name, again)
+                self.coordinator.transact(keep)
+                plan = plan.with_files(name, again)
+            if found := source.summed(plan.fixed(name)):
+                keep_files = methodcaller("keep_files", self.pipeline.name, plan.checkpoint_id, name, found)
+                self.coordinator.transact(keep_files)
+                plan = plan.with_files(name, found)
+        hit("attempt.known")
+        return plan
+
+    def _check_input(self, plan: Plan) -> None:
+        try:
+            for name in plan.reads:
+                self.pipeline.reads[name].check(plan.fixed(name))
+        except InputChanged as changed:
+            msg = f"checkpoint {plan.key}: {changed}"
+            raise InputChanged(msg) from changed
+
+    def _vote_again(self, attempt: Revision, plan: Plan, staged: Staged, lease: Lease) -> None:
+        """Vote for what is staged again, once all of it is checked and audited: a vote ends what was staged before."""
+        left = {}
+        for name, (participant, manifest) in staged.items():
+            if self.coordinator.is_promoted(attempt, participant, manifest):
+                log.info("%s: %s had promoted an earlier attempt, which counts", attempt.key, name)
+            else:
+                left[name] = (participant, manifest)
+        for participant, manifest in left.values():
+            lease.check()
+            self._check(attempt, plan, participant, manifest)
+        audited = audit_again(self.coordinator, self.pipeline, attempt, left, lease.check)
+        for name, (participant, manifest) in left.items():
+            lease.check()
+            self._vote(attempt, participant, manifest, audited[name])
+
+    def _check(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
+        """Check what was staged against storage, and the input against what it was; if they differ, vote no."""
+        hit("vote.before")
+        sink = self.pipeline.sinks[participant.name]
+        try:
+            self._check_input(plan)
+            check_schema(attempt, participant.name, sink, plan, manifest["schema"])
+            sink.check(attempt.key, participant.handle, manifest)
+        except AttemptFailed as error:
+            self.coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
+            raise
+        hit("vote.checked")
+
+    def _vote(
+        self, attempt: Revision, participant: Participant, manifest: Json, audits: Sequence[Participant] = ()
+    ) -> None:
+        self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest, audits=audits)
+        log.info("%s: %s pre-committed, rows %s", attempt.key, participant.name, manifest["rows"])
+
+
+def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: Any) -> None:  # noqa: ANN401 - JSON
+    """Raise SchemaChanged unless a schema may follow the one of the checkpoint before."""
+    before = plan.writes[name]["schema"]
+    if not before:
+        return
+    problems = schema_changes(before, schema, by_position=sink.by_position(), may_widen=sink.widens)
+    if problems:
+        msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may be added"
+        raise SchemaChanged(msg)
+
+
+def fixed_input(fixed: Input) -> dict[str, Any]:
+    """Return a fixed input as a plan has it."""
+    outputs = [(o.key.checkpoint_id, o.key.revision, o.attempt, o.handle, o.manifest) for o in fixed.outputs]
+    return {
+        "files": fixed.files,
+        "ranges": fixed.ranges,
+        "outputs": outputs,
+        "upstream": fixed.upstream,
+        "upstream_pipeline": fixed.outputs[0].key.pipeline if fixed.outputs else None,
+        "unversioned": fixed.unversioned,
+        "table": fixed.table,
+    }
+
+
+def read_result(plan: Plan, result: Path, logged: Path | str, code: int) -> Mapping[str, Json]:
+    """Return what a submission staged, or raise what it failed with."""
+    where = f"checkpoint {plan.key}: attempt {plan.attempt}"
+    if not result.exists():
+        msg = f"{where}: Spark ended with code {code} and no result; its log is {logged}"
+        raise AttemptFailed(msg)
+    found = json.loads(result.read_bytes())
+    if found["status"] == "staged":
+        writes: Mapping[str, Json] = found["writes"]
+        return writes
+    kind = getattr(errors, found["type"], AttemptFailed)
+    if not (isinstance(kind, type) and issubclass(kind, errors.TwophaseError)):
+        kind = AttemptFailed
+    if "No space left on device" in found["error"]:
+        kind = NoSpace
+    said = found["error"].removeprefix(f"checkpoint {plan.key}: ")
+    msg = f"{where}: {said}; the log is {logged}"
+    raise kind(msg)

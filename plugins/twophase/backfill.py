@@ -1,0 +1,293 @@
+"""Process again what is committed: checkpoints by number or intervals by date, and what was made from them.
+
+Each is a new revision in a lane of its own, so regular runs go on meanwhile. What is done is in the record: a backfill
+that was killed goes on where it was when the same is asked for again.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from twophase.attempt import Stager
+from twophase.core.checkpoint import Json, Revision, Run
+from twophase.core.errors import ConfigError, TwophaseError
+from twophase.core.slots import Slot, between, duration, length_of, moment
+from twophase.maintenance import load
+from twophase.runner import Runner
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from twophase.committer.record import PostgresRecord
+    from twophase.pipeline import Pipeline
+
+#: More at once than this gain nothing: they would wait for each other's connections to the record.
+MOST_PARALLEL = 16
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checkpoints of a pipeline: a range of numbers, the intervals of a range of time, or what is stale."""
+
+    checkpoints: tuple[int, int] | None = None
+    start: str | None = None
+    end: str | None = None
+    every: str | None = None
+    stale: bool = False
+
+    def config(self) -> Json:
+        """Return what the record keeps: two backfills of the same are one while it is under way."""
+        if self.stale:
+            return {"stale": True}
+        if self.checkpoints:
+            return {"checkpoints": list(self.checkpoints)}
+        return {"from": self.start, "to": self.end, "every": self.every}
+
+
+def ranges(text: str) -> list[tuple[int, int]]:
+    """Read numbers of checkpoints: `17`, `17..20`, `17..20,25`; both ends of a range are included."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+        if not match or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
+            msg = f"checkpoints {text!r}: expected a number or a range such as 17..20, found {part.strip()!r}"
+            raise ConfigError(msg)
+        found.append((int(match[1]), int(match[2] or match[1])))
+    return found
+
+
+class Item(NamedTuple):
+    """One thing to do."""
+
+    pipeline: str
+    checkpoint_id: int | None
+    slot: str | None
+
+    def __str__(self) -> str:
+        """Read as `orders/17`, or the slot when there is no checkpoint for it yet."""
+        return f"{self.pipeline}/{self.checkpoint_id}" if self.checkpoint_id else f"{self.pipeline} {self.slot}"
+
+
+class Done(NamedTuple):
+    """How one thing ended."""
+
+    item: Item
+    revision: Revision | None
+    #: Why it is not done.
+    failed: str | None = None
+
+
+class Backfill:
+    """One backfill: what there is to do, and doing it."""
+
+    def __init__(  # noqa: PLR0913 - what a person asks for
+        self,
+        record: PostgresRecord,
+        pipeline: str,
+        selection: Selection,
+        stager: Callable[[Pipeline], Stager],
+        *,
+        why: str | None = None,
+        anew: bool = False,
+    ) -> None:
+        """Start it, or go on with the same one that did not end; with `anew` that one is over."""
+        from twophase.committer import backfills
+
+        self.record = record
+        self.pipeline = load(record, pipeline)
+        self.selection = selection
+        self._stager = stager
+        self._runners: dict[str, Runner] = {}
+        self.items = self._select()
+        with record.transaction() as tx:
+            if anew:
+                backfills.give_up(tx.connection, pipeline, selection.config())
+            self.started = backfills.start(tx.connection, pipeline, selection.config(), record.who, why)
+        self._me = Run(None, f"{self.started.id}.{secrets.token_hex(4)}")
+
+    def _select(self) -> list[Item]:
+        from twophase.committer import backfills
+
+        name = self.pipeline.name
+        if self.selection.stale:
+            return self._stale([name])
+        if self.selection.checkpoints:
+            first, last = self.selection.checkpoints
+            with self.record.engine.connect() as connection:
+                found = backfills.checkpoints(connection, name, first, last)
+            if not found:
+                msg = (
+                    f"pipeline {name!r}: no checkpoint from {first} to {last}; `twophase checkpoints {name}` lists them"
+                )
+                raise ConfigError(msg)
+            return [Item(name, checkpoint_id, slot) for checkpoint_id, slot in found]
+        if not self.pipeline.slotted:
+            msg = f"pipeline {name!r}: it has no intervals; say which checkpoints: --checkpoints 17..20"
+            raise ConfigError(msg)
+        return [Item(name, None, slot.text) for slot in self._slots()]
+
+    def _slots(self) -> Iterable[Slot]:
+        zone = self.pipeline.zone
+        first, last = (
+            moment(str(found), what, zone)
+            for found, what in ((self.selection.start, "from"), (self.selection.end, "to"))
+        )
+        if first > last:
+            msg = f"from {self.selection.start} to {self.selection.end}: expected the first one first"
+            raise ConfigError(msg)
+        if self.selection.every:
+            return between(first, last, duration(self.selection.every, "every"))
+        from twophase.committer import backfills
+
+        with self.record.engine.connect() as connection:
+            text = backfills.last_slot(connection, self.pipeline.name)
+        known = length_of(Slot.parse(text, zone)) if text else None
+        return between(first, last, known or duration("1d", "every"))
+
+    def run(self, *, parallel: int = 1) -> Iterator[Done]:
+        """Do what is not done yet, some at a time; yield each as it ends. What fails does not stop the others.
+
+        Where checkpoints come after each other in a sink, they are done in their order, and what fails stops the rest.
+        """
+        if self.selection.stale:
+            yield from self._refresh(lambda: [self.pipeline.name], parallel)
+            return
+        if self._in_order(self.pipeline.name):
+            yield from self._one_by_one()
+        else:
+            yield from self._each(self.items, self._do, parallel)
+
+    def _in_order(self, pipeline: str) -> bool:
+        """Say whether a sink refuses to have one checkpoint in the middle run again."""
+        runner = self._runner(pipeline)
+        return not runner.pipeline.slotted and runner.coordinator.objection(latest=False) is not None
+
+    def _one_by_one(self) -> Iterator[Done]:
+        failed: Item | None = None
+        for item in self.items:
+            done = Done(item, None, f"{failed} comes first, and is not done") if failed else self._do(item)
+            failed = failed or (item if done.failed else None)
+            yield done
+
+    def end(self) -> None:
+        """Say that all of it is done: the same, asked for again, is a new backfill."""
+        from twophase.committer import backfills, writes
+
+        with self.record.transaction() as tx:
+            backfills.end(tx.connection, self.started.id)
+            writes.settle(tx.connection, self.pipeline.name)
+
+    def downstream(self, *, parallel: int = 1) -> Iterator[Done]:
+        """Do again what was made from revisions that were replaced, pipeline after pipeline, upstream first."""
+        yield from self._refresh(self._reading, parallel)
+
+    def _refresh(self, pipelines: Callable[[], list[str]], parallel: int) -> Iterator[Done]:
+        """Do again what is stale in these pipelines, in their order, until nothing is."""
+        given_up: set[Item] = set()
+        while True:
+            items = [item for item in self._stale(pipelines()) if item not in given_up]
+            if not items:
+                return
+            if self._in_order(items[0].pipeline):
+                given_up.update(items)
+                yield from self._replay(items)
+                continue
+            for done in self._each(items, self._do_again, parallel):
+                if done.failed is not None:
+                    given_up.add(done.item)
+                yield done
+
+    def _replay(self, stale: list[Item]) -> Iterator[Done]:
+        """Do again all from the first stale checkpoint of a pipeline through its latest."""
+        from twophase.committer import backfills
+
+        name = stale[0].pipeline
+        with self.record.engine.connect() as connection:
+            last = backfills.latest(connection, name)
+        first = min(int(item.checkpoint_id or 0) for item in stale)
+        replay = Backfill(self.record, name, Selection((first, last)), self._stager, why=f"after {self.started.id}")
+        failed = False
+        for done in replay.run():
+            failed = failed or done.failed is not None
+            yield done
+        if not failed:
+            replay.end()
+
+    def _reading(self) -> list[str]:
+        """Return the pipelines that read this one's commits, directly or not, each after those that it reads."""
+        from twophase.committer import backfills
+
+        with self.record.engine.connect() as connection:
+            return _downstream(self.pipeline.name, backfills.reads(connection))
+
+    def _stale(self, pipelines: Iterable[str]) -> list[Item]:
+        """Return the stale checkpoints of the first of these pipelines that has some."""
+        from twophase.committer import queries
+
+        with self.record.engine.connect() as connection:
+            rows = queries.stale(connection)
+        stale: dict[str, list[Item]] = {}
+        for row in rows:
+            item = Item(row["pipeline"], row["checkpoint_id"], row["slot"])
+            if item not in stale.setdefault(row["pipeline"], []):
+                stale[row["pipeline"]].append(item)
+        for name in pipelines:
+            if name in stale:
+                return stale[name]
+        return []
+
+    def _each(self, items: list[Item], work: Callable[[Item], Done], parallel: int) -> Iterator[Done]:
+        for item in items:  # before there are threads: a declaration enters the record once
+            self._runner(item.pipeline)
+        with ThreadPoolExecutor(min(parallel, MOST_PARALLEL)) as pool:
+            futures: list[Future[Done]] = [pool.submit(work, item) for item in items]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _runner(self, pipeline: str) -> Runner:
+        if pipeline not in self._runners:
+            declared = load(self.record, pipeline)
+            self._runners[pipeline] = Runner(declared, self._stager(declared), record=self.record, waits=False)
+        return self._runners[pipeline]
+
+    def _do(self, item: Item) -> Done:
+        """Do one thing, unless this backfill has done it."""
+        runner = self._runner(item.pipeline)
+        try:
+            if item.checkpoint_id is not None:
+                return Done(item, runner.replace(item.checkpoint_id, me=self._me, campaign=self.started.id))
+            return Done(
+                item, runner.run(item.slot, reprocess=True, kind="backfill", me=self._me, campaign=self.started.id)
+            )
+        except (TwophaseError, OSError) as error:
+            return Done(item, None, " ".join(str(error).split()))
+
+    def _do_again(self, item: Item) -> Done:
+        """Do again what is stale."""
+        try:
+            return Done(item, self._runner(item.pipeline).replace(int(item.checkpoint_id or 0), me=self._me))
+        except (TwophaseError, OSError) as error:
+            return Done(item, None, " ".join(str(error).split()))
+
+
+def _downstream(pipeline: str, reads: dict[str, set[str]]) -> list[str]:
+    """Return the pipelines that read a pipeline's commits, directly or not, each after those that it reads."""
+    reached: set[str] = {pipeline}
+    while more := {name for name, upstream in reads.items() if upstream & reached} - reached:
+        reached |= more
+    ordered: list[str] = []
+    waiting = sorted(reached - {pipeline})
+    while waiting:
+        ready = [name for name in waiting if not (reads[name] & set(waiting)) - {name}]
+        ordered += ready or waiting
+        waiting = [name for name in waiting if name not in ordered]
+    return ordered

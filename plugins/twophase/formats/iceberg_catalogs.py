@@ -1,0 +1,64 @@
+"""Where Iceberg tables are looked up: how a catalog is declared, and how it is reached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from twophase.core import connections
+from twophase.core.errors import ConfigError
+from twophase.core.settings import data_path
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from twophase.storage.base import Storage
+
+_SQLITE = "sqlite:///"
+
+
+def declared(who: str, table: str, catalog: str | Mapping[str, str]) -> str | dict[str, str]:
+    """Return a catalog as the record keeps it: a connection's id, or its properties; ConfigError if that cannot be."""
+    if not re.fullmatch(r"\w+(\.\w+)+", table):
+        msg = f"{who}: expected namespace.table"
+        raise ConfigError(msg)
+    if isinstance(catalog, str):
+        return catalog
+    for name, value in catalog.items():
+        # it would be in the record for everybody to read
+        if connections.SECRET.search(name) or urlsplit(str(value)).password:
+            msg = f"{who}: catalog property {name!r} is a secret; give the catalog as a connection's id"
+            raise ConfigError(msg)
+    found = dict(catalog)
+    uri = found.get("uri", "")
+    if uri.startswith(_SQLITE):
+        found["uri"] = f"{_SQLITE}{data_path(uri.removeprefix(_SQLITE))}"
+    return found
+
+
+def client(who: str, catalog: str | Mapping[str, str], storage: Storage) -> Catalog:
+    """Return the catalog of tables in a storage; it connects when it is first asked."""
+    from pyiceberg.catalog import load_catalog
+
+    found = _connected(who, catalog) if isinstance(catalog, str) else dict(catalog)
+    if str(found.get("uri", "")).startswith(_SQLITE):
+        Path(found["uri"].removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+    return load_catalog(found.pop("name", "default"), **found, **storage.for_iceberg())
+
+
+def _connected(who: str, conn_id: str) -> dict[str, str]:
+    """Return a catalog's properties from its connection; only whoever looks up a table needs them."""
+    found = connections.required(conn_id)
+    extra = {name: str(value) for name, value in found.extra.items()}
+    if found.conn_type == "postgres":
+        own = {name: extra.pop(name) for name in list(extra) if name in {"name", "warehouse"}}
+        return {"type": "sql", "uri": replace(found, extra=extra).url(), **own}
+    if found.conn_type == "iceberg":
+        credential = {"credential": f"{found.login}:{found.password}"} if found.login else {}
+        return {"type": "rest", "uri": found.host or "", **credential, **extra}
+    msg = f"{who}: connection {conn_id!r}: expected type postgres or iceberg, found {found.conn_type!r}"
+    raise ConfigError(msg)

@@ -1,0 +1,128 @@
+"""What a table with a log asks of its rows, seen to by Spark while they are staged.
+
+The libraries that commit to Delta and Iceberg tables look at no row. So Spark does, in the very job that writes the
+rows: one that breaks a rule stops the job, and nothing is voted for. Which rules those were is in the handle; a table
+that has others by the time of the vote, or of the promotion, does not get the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from twophase.core.errors import BadValue, ConfigError
+from twophase.storage import spark_messages
+from twophase.storage.spark_paths import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from twophase.core.checkpoint import Json
+    from twophase.core.manifest import Schema
+
+T = TypeVar("T")
+#: How much of a row an error shows.
+_SHOWN = 300
+
+
+class Rule(NamedTuple):
+    """One rule: how the table calls it, and what must be true of each row, in Spark's SQL."""
+
+    name: str
+    condition: str
+
+
+class Part(NamedTuple):
+    """What a type is made of: a field by its name, or the elements, keys or values of a collection."""
+
+    name: str
+    of: Any
+    required: bool
+    #: The function that makes a collection of it an array; None: it is a field.
+    array: str | None = None
+
+
+def not_null(parts: Iterable[Part], parts_of: Callable[[Any], Iterable[Part]]) -> Iterator[Rule]:
+    """Yield a rule for each column, or part of one, that must not be null."""
+    for part in parts:
+        for path, condition in _required(part, quoted(part.name), parts_of):
+            yield Rule(f"NOT NULL of {path}", condition)
+
+
+def _required(
+    part: Part, value: str, parts_of: Callable[[Any], Iterable[Part]], depth: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Yield what in a value must not be null, each with the condition that it is not."""
+    if part.required:
+        yield part.name, f"{value} IS NOT NULL"
+    for inner in parts_of(part.of):
+        element = f"x{depth}"
+        below = f"{value}.{quoted(inner.name)}" if inner.array is None else element
+        for path, condition in _required(inner, below, parts_of, depth + 1):
+            holds = condition if inner.array is None else f"forall({inner.array}({value}), {element} -> {condition})"
+            yield f"{part.name}.{path}", f"({value} IS NULL OR {holds})"
+
+
+def placed(schema: Schema, rules: Iterable[Rule]) -> dict[str, Any]:
+    """Return what a handle says of a table's rules: nothing where there are none."""
+    found = [list(rule) for rule in rules]
+    return {"rules": found, "columns": [list(column) for column in schema]} if found else {}
+
+
+def unmet(handle: Json, rules: Iterable[Rule]) -> str | None:
+    """Return the name of a rule that the staged rows were not held to; None: there is none."""
+    met = {Rule(*rule) for rule in handle.get("rules", {}).get("rules", ())}
+    return next((rule.name for rule in rules if rule not in met), None)
+
+
+def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
+    """Return the frame; a row that breaks one of the rules stops the job that writes it.
+
+    A column that the table has and the frame lacks is null in every row, as it will be in the table.
+    """
+    from pyspark.sql import functions
+
+    rules = [Rule(*rule) for rule in handle.get("rules", {}).get("rules", ())]
+    if not rules:
+        return frame
+    there = {name.lower() for name in frame.columns}
+    absent = [
+        functions.lit(None).cast(kind).alias(name)
+        for name, kind in handle["rules"]["columns"]
+        if name.lower() not in there
+    ]
+    first, *others = (functions.col(quoted(name)) for name in frame.columns)
+    row = functions.to_json(functions.struct("*"))
+    guard: Any = functions
+    for rule in rules:
+        broken = ~functions.coalesce(functions.expr(rule.condition), functions.lit(False))  # noqa: FBT003 - a value
+        stop = spark_messages.stop(f"{rule.name}: row ", functions.substring(row, 1, _SHOWN))
+        guard = guard.when(broken, stop.cast(frame.schema[0].dataType))
+    with _explained(which):
+        return frame.select("*", *absent).select(guard.otherwise(first).alias(frame.columns[0]), *others)
+
+
+@contextmanager
+def _explained(which: str) -> Iterator[None]:
+    """Say that a rule is in no language of Spark's: another engine wrote it."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        said = str(error).strip().partition("\n")[0]
+        msg = f"{which}: the table has a rule that Spark cannot read: {said}; write it in Spark's SQL, or drop it"
+        raise ConfigError(msg) from error
+
+
+@contextmanager
+def told(which: str) -> Iterator[None]:
+    """Turn the end of a job by a broken rule into words."""
+    try:
+        yield
+    except Exception as error:
+        if said := spark_messages.heard(str(error)):
+            msg = f"{which}: the table refuses a row by its rule {said}; correct it in the transform"
+            raise BadValue(msg) from error
+        raise

@@ -1,0 +1,1 @@
+"""Rows that audits and comparisons ask about, wherever they are: files by DuckDB, tables by their database."""

@@ -1,0 +1,380 @@
+"""Run checkpoints without Airflow: from a script, a notebook, a test, or `twophase run`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from twophase.attempt import Stager, Staging, read_result
+from twophase.core import connections
+from twophase.core.checkpoint import Json, Revision, Run
+from twophase.core.coordinator import Coordinator, script_run_ended
+from twophase.core.declared import import_path
+from twophase.core.errors import (
+    Busy,
+    ConfigError,
+    Fenced,
+    NotYet,
+    RecordBehind,
+    SinkUnavailable,
+    StoreUnavailable,
+    in_one_line,
+)
+from twophase.core.failpoints import hit
+from twophase.core.forgotten import check_known
+from twophase.core.lease import Lease
+from twophase.core.settings import lease_seconds, spark_jobs
+from twophase.core.slots import Slot
+from twophase.core.states import DECIDED, UNDECIDED, State
+from twophase.local.record_access import open_record
+from twophase.maintenance import run_folder
+from twophase.unbegun import beginning
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from twophase.committer.record import PostgresRecord, PostgresTransaction
+    from twophase.core.ports import Transaction
+    from twophase.pipeline import Pipeline, Transform
+    from twophase.spark.plan import Plan
+
+log = logging.getLogger("twophase")
+
+#: A moment beyond another's lease: its last renewal may be under way.
+GRACE = 0.1
+#: Seconds between two looks for input that has to come; the last one goes on.
+POLLS = (1.0, 2.0, 5.0, 10.0, 30.0)
+#: Settings of Spark that may bring a transform from elsewhere.
+_ELSEWHERE = re.compile(r"spark\.(submit\.pyFiles|archives|yarn\.dist\..*|pyspark\..*|executorEnv\..*|files)")
+
+
+def run(
+    pipeline: Pipeline,
+    spark: SparkSession | None = None,
+    slot: str | None = None,
+    *,
+    reprocess: bool = False,
+    dsn: str | None = None,
+) -> Revision | None:
+    """Take one checkpoint through, exactly once; None when there is no new input.
+
+    With `spark` the work is done in this process and the transform may be any function; without, by a spark-submit of
+    its own. What an earlier crash left is finished first; a run that was killed is taken over once its lease is out.
+    A pipeline that reads intervals is told which one by `slot`: `start/end` in ISO 8601, or a partition key. A slot
+    that is committed already is returned as it is; with `reprocess` a new revision takes its place.
+    """
+    with Runner(pipeline, stager_for(pipeline, spark), dsn=dsn) as runner:
+        return runner.run(slot, reprocess=reprocess)
+
+
+def script() -> Run:
+    """Return a run of this process."""
+    return Run(None, f"script-{secrets.token_hex(6)}")
+
+
+def stager_for(
+    pipeline: Pipeline,
+    spark: SparkSession | None = None,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Stager:
+    """Choose how the Spark work is done."""
+    from twophase.spark import installed, submit
+
+    if spark is not None:
+        installed.check(Path(sys.modules[type(spark).__module__.partition(".")[0]].__path__[0]))
+        return InProcess(spark, pipeline.transform)
+    if not isinstance(pipeline.transform, str):
+        if pipeline.transform is None:
+            msg = f"pipeline {pipeline.name!r}: it has no transform; only the stage task of Airflow can submit its job"
+        else:
+            msg = f"pipeline {pipeline.name!r}: a function as transform needs `spark=`; or name it as `module:function`"
+        raise ConfigError(msg)
+    submit.require()
+    return Submitted(master or "local[*]", conf or {})
+
+
+class Runner:
+    """Runs checkpoints of one pipeline, one after the other, over one connection to the record."""
+
+    def __init__(  # noqa: PLR0913 - how it runs, by name
+        self,
+        pipeline: Pipeline,
+        stager: Stager,
+        *,
+        dsn: str | None = None,
+        record: PostgresRecord | None = None,
+        waits: bool = True,
+        restages: bool = False,
+    ) -> None:
+        """Check the declaration, open the record unless it is given, and put the pipeline in it.
+
+        `waits` says whether to wait for the input of an interval that is declared so, or to raise NotYet. With
+        `restages` no write has to be ready but those that are staged again.
+        """
+        self.pipeline = pipeline
+        self.stager = stager
+        self.waits = waits
+        pipeline.prepare(writes=not restages)
+        self.record = record or open_record(dsn, may_start=True)
+        with beginning(self.record, pipeline.name, None, script()):
+            enter(self.record, pipeline)
+        self.coordinator = coordinator(self.record, pipeline)
+        self.staging = Staging(self.coordinator, pipeline)
+
+    def __enter__(self) -> Self:
+        """Hold the connection."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the connection back."""
+        self.record.engine.dispose()
+
+    def run(
+        self,
+        slot: str | None = None,
+        *,
+        reprocess: bool = False,
+        kind: str = "regular",
+        me: Run | None = None,
+        campaign: str | None = None,
+    ) -> Revision | None:
+        """Take one checkpoint through; None when there is no new input.
+
+        With `reprocess` a slot that was decided before gets a new revision, unless that was in the same campaign.
+        """
+        slot = self._slot(slot)
+        run = me or script()
+
+        def take() -> Revision | None:
+            with beginning(self.record, self.pipeline.name, slot, run):
+                self.pipeline.prepare(slot)
+                self._check_transform()
+                return self.coordinator.begin(run, slot=slot, kind=kind)
+
+        done = self._take_through(take)
+        if done is not None and reprocess and done.run != run:
+            return self.replace(done.checkpoint_id, me=run, campaign=campaign)
+        return done
+
+    def replace(
+        self, checkpoint_id: int, *, kind: str = "backfill", me: Run | None = None, campaign: str | None = None
+    ) -> Revision:
+        """Take a new revision of a committed checkpoint through; the committed one stands until it is promoted."""
+        run = me or script()
+
+        def take() -> Revision:
+            self._check_transform()
+            return self.coordinator.replace(run, checkpoint_id, kind=kind, campaign=campaign)
+
+        done = self._take_through(take)
+        if done is None:
+            raise AssertionError  # a replacement is taken, or refused
+        return done
+
+    def _check_transform(self) -> None:
+        """Refuse, before anything is begun, a transform whose source tells that it cannot be called."""
+        from twophase.spark import transforms
+
+        if isinstance(self.stager, InProcess | Submitted) and isinstance(self.pipeline.transform, str):
+            name, reads = self.pipeline.name, self.pipeline.reads
+            transforms.check(name, self.pipeline.transform, reads, here=self.stager.here)
+
+    def _slot(self, slot: str | None) -> str | None:
+        """Return a slot in its one spelling."""
+        which = f"pipeline {self.pipeline.name!r}"
+        if slot is None and self.pipeline.slotted:
+            msg = f"{which}: it reads intervals; say which: slot='start/end' in ISO 8601, or a partition key"
+            raise ConfigError(msg)
+        if slot is not None and not self.pipeline.slotted:
+            msg = f"{which}: slot {slot!r}: none of its reads goes by intervals"
+            raise ConfigError(msg)
+        return None if slot is None else Slot.parse(slot, self.pipeline.zone).text
+
+    def _take_through(self, take: Callable[[], Revision | None]) -> Revision | None:
+        """Take what there is to take, and bring it to its commit."""
+        while True:
+            revision = self._begin(take)
+            if revision is None:
+                return None
+            if revision.state in DECIDED:
+                return self.coordinator.finish(revision.key)
+            if revision.state is State.PRECOMMITTED and self.staging.still_staged(revision):
+                log.info("%s: every participant had voted yes, going on to commit", revision.key)
+                break
+            try:
+                revision = self.coordinator.attempt(revision)
+            except Fenced as fenced:  # the run that it was taken from was alive after all, and faster
+                log.info("%s", fenced)
+                continue
+            self._stage_and_vote(revision)
+            break
+        with Lease(self.coordinator, revision):
+            done = self.coordinator.commit(revision)
+        log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
+        return done
+
+    def restage(self, checkpoint_id: int, reason: str, sinks: Collection[str] = ()) -> Revision:
+        """Stage again what a decided revision cannot promote, and promote it: the same input, today's transform.
+
+        Without names it is what lost its staged output; a sink whose target refuses its rows has to be named.
+        """
+        which = f"checkpoint {self.pipeline.name}/{checkpoint_id}"
+        found = self.coordinator.transact(lambda tx: tx.live_revision(self.pipeline.name, checkpoint_id))
+        if found is None or found.state is not State.COMMITTING:
+            msg = f"{which}: it is not committing, there is nothing to restage"
+            raise ConfigError(msg)
+        check_known(self.coordinator)
+        attempt = self.coordinator.restage(found.key, reason, sinks)
+        self._stage_and_vote(attempt)
+        return self.coordinator.finish(attempt.key)
+
+    def _begin(self, take: Callable[[], Revision | None]) -> Revision | None:
+        """Take a checkpoint; wait out the lease of a run that may be dead, or for input to come, and say so."""
+        pauses = iter(POLLS)
+        while True:
+            try:
+                revision = take()
+            except Busy as busy:
+                if busy.lease_left is None:
+                    raise
+                log.info("%s; waiting for it to end or to run out", busy)
+                threading.Event().wait(max(busy.lease_left, 0) + GRACE)
+            except NotYet as missing:
+                if not self.waits:
+                    raise
+                log.info("%s; waiting for it", missing)
+                threading.Event().wait(next(pauses, POLLS[-1]))
+            except Fenced as fenced:
+                log.info("%s", fenced)
+            else:
+                if revision is not None and revision.state in UNDECIDED:
+                    log.info("%s: begun, epoch %s", revision.key, revision.epoch)
+                return revision
+
+    def _stage_and_vote(self, attempt: Revision) -> None:
+        """Stage every write and vote for it; any failure aborts the revision, the input stays its checkpoint's."""
+        try:
+            folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
+            with Lease(self.coordinator, attempt) as lease:
+                self.staging.stage(attempt, self.stager, folder, lease)
+        except (Fenced, RecordBehind):
+            raise  # a newer attempt owns it, or another time: touch nothing
+        except BaseException as error:
+            why = in_one_line(error)
+            log.info("%s: attempt %s failed", attempt.key, attempt.epoch)
+            try:
+                self.coordinator.fail(attempt, why)
+                self.coordinator.abort(attempt, why)  # changes nothing if it is decided: a restage that failed
+            except (StoreUnavailable, SinkUnavailable) as unavailable:
+                error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
+            raise
+
+
+def enter(record: PostgresRecord, pipeline: Pipeline, *, dag_id: str | None = None) -> None:
+    """Put a pipeline's declaration in the record, unless it cannot follow what is there; and the DAG that runs it."""
+    from twophase.committer.registry import link, register
+
+    outputs = {name: sink.location() for name, sink in pipeline.sinks.items()}
+
+    def step(tx: Transaction) -> None:
+        connection = cast("PostgresTransaction", tx).connection
+        register(connection, pipeline.name, pipeline.declaration(), outputs, pipeline.changes)
+        if dag_id is not None:
+            link(connection, pipeline.name, dag_id)
+
+    coordinator(record, pipeline).transact(step)
+
+
+def coordinator(
+    record: PostgresRecord,
+    pipeline: Pipeline,
+    *,
+    approvals: Sequence[str] = (),
+    run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
+) -> Coordinator:
+    """Return the coordinator of one pipeline."""
+    return Coordinator(
+        record,
+        pipeline.name,
+        sources=pipeline.reads,
+        sinks=pipeline.sinks,
+        audits=list(pipeline.voters()),
+        approvals=approvals,
+        quarantines=pipeline.sinks.keys() - pipeline.writes.keys(),
+        run_ended=run_ended,
+        lease=lease_seconds(),
+        max_pending=pipeline.max_pending,
+    )
+
+
+class InProcess:
+    """Stages in this process, in the caller's Spark session."""
+
+    #: Transforms are imported by this interpreter.
+    here = True
+
+    def __init__(self, spark: SparkSession, transform: Transform | None) -> None:
+        """Use a session; the transform may be any function."""
+        self.spark = spark
+        self.transform = transform
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a Stager
+        """Stage every write of a plan."""
+        from twophase.spark.stage import stage
+
+        if self.transform is None:
+            msg = f"pipeline {plan.pipeline!r}: it has no transform; only the stage task of Airflow can submit its job"
+            raise ConfigError(msg)
+        hit("submit.before")
+        transform = self._import(self.transform) if isinstance(self.transform, str) else self.transform
+        hit("submit.planned")
+        staged: Mapping[str, Json] = stage(self.spark, plan, transform)
+        hit("stage.after")
+        return staged
+
+    def _import(self, path: str) -> Callable[..., Any]:
+        """Return the function that a transform names, from spark_jobs/ as in a submission; executors get it too."""
+        folder = spark_jobs()
+        if folder.is_dir():
+            if str(folder) not in sys.path:
+                sys.path.insert(0, str(folder))
+            for job in sorted(folder.glob("*.py")):
+                self.spark.sparkContext.addPyFile(str(job))
+        found: Callable[..., Any] = import_path(path)
+        return found
+
+
+class Submitted:
+    """Stages by a spark-submit of its own: the same main as under Airflow."""
+
+    def __init__(self, master: str, conf: Mapping[str, str]) -> None:
+        """Say where Spark runs and how."""
+        self.master = master
+        self.conf = conf
+        #: Whether transforms are imported by an interpreter and from a path like this one's.
+        self.here = master.startswith("local") and not any(map(_ELSEWHERE.fullmatch, conf))
+
+    def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        """Write the plan, submit it, wait for its result."""
+        from twophase.spark.submit import SparkSubmit
+
+        hit("submit.before")
+        paths = [folder / name for name in ("plan.json", "result.json", "spark.log")]
+        plan.write(paths[0])
+        hit("submit.planned")
+        given = connections.exported(plan.connections())
+        submission = SparkSubmit().submit(*paths, master=self.master, conf=self.conf, environment=given)
+        try:
+            code = submission.wait(should_stop=lost)
+        except BaseException:
+            submission.kill()
+            raise
+        return read_result(plan, paths[1], paths[2], code)

@@ -1,0 +1,1 @@
+"""A table of files: one folder per checkpoint or slot."""

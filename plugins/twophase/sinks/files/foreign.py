@@ -1,0 +1,92 @@
+"""What a folder holds that somebody else wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from twophase.core.manifest import Schema, StagedFile
+from twophase.formats import parquet_schema
+from twophase.sinks.staged_files.layout import Marker, markers
+from twophase.storage import disk, listing
+from twophase.storage.base import THREADS
+from twophase.storage.row_counts import count_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from twophase.core.checkpoint import Json
+
+
+class Described(NamedTuple):
+    """What is in a folder."""
+
+    files: tuple[StagedFile, ...]
+    schema: Schema
+
+
+class Foreign:
+    """A folder that nobody of us made, held open: what is done to it is done to this one, wherever it is moved."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Hold an open folder."""
+        self.path = path
+        self._descriptor = descriptor
+
+    def describe(self, format: str, options: Json) -> Described | None:  # noqa: A002 - Spark's own word for it
+        """Describe what is there; None: its name stands for another folder by now."""
+        try:
+            files = describe(self.path, format, options)
+            columns = schema(self.path, files, format)
+            now = self.path.stat()
+        except FileNotFoundError:
+            return None
+        held = os.fstat(self._descriptor)
+        return Described(files, columns) if (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino) else None
+
+    def mark(self, marker: Marker) -> None:
+        """Put a marker in; another's, of a description that was made before files came or went, may be recorded."""
+        os.close(os.open(str(marker), os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=self._descriptor))
+        os.fsync(self._descriptor)
+
+
+@contextmanager
+def foreign(path: Path) -> Iterator[Foreign | None]:
+    """Hold a folder that is not ours yet; None: there is none, or it is one of our revisions."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        ours = any(marker.revision for marker in markers(descriptor))
+        yield None if ours else Foreign(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def describe(folder: Path, format: str, options: Json) -> tuple[StagedFile, ...]:  # noqa: A002 - Spark's own word
+    """Describe every file below a folder, in order; what readers skip has no rows."""
+    found = sorted((path, stat) for path, stat in disk.walk(folder) if Marker.parse(path) is None)
+
+    def one(item: tuple[str, os.stat_result]) -> StagedFile:
+        path, stat = item
+        full = f"{folder}/{path}"
+        rows = count_rows(full, format, options) if listing.is_data(path) else 0
+        return StagedFile(path, stat.st_size, stat.st_mtime_ns, rows, disk.digest_file(full))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return tuple(pool.map(one, found))
+
+
+def schema(folder: Path, files: Sequence[StagedFile], format: str) -> Schema:  # noqa: A002 - Spark's own word for it
+    """Return the columns of the newest file; none for formats whose files do not say."""
+    data = [file for file in files if listing.is_data(file.path)]
+    if format != "parquet" or not data:
+        return ()
+    newest = max(data, key=lambda file: file.mtime_ns)
+    return parquet_schema.columns(f"{folder}/{newest.path}")

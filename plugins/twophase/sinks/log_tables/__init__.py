@@ -1,0 +1,1 @@
+"""Tables that keep a log of their own: Delta and Iceberg."""

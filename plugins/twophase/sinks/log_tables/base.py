@@ -1,0 +1,461 @@
+"""What Delta and Iceberg tables have in common: Parquet files that the table takes in where they were staged.
+
+    <home>/00000018.r1.a3.7c1e09ab/dt=2026-11-15/part-….parquet     staged, then in the table, until it is replaced
+    <home>/manifests/00000018.r1.a3.json                             the manifest, durable before the vote
+
+Nothing is moved or copied. What is in no commit of the table no reader sees; what a replacement took out stays readable
+by the record until its retention is over. The table's own clean-up never comes here, ours goes by the record (R11).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.errors import ConfigError, ManifestMismatch, Retryable
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Column, Manifest, Schema, widest
+from twophase.core.ports import Promotion
+from twophase.core.settings import data_path
+from twophase.formats import log_columns, parquet_schema, spark_types, table_rules
+from twophase.formats.log_errors import Trouble
+from twophase.row_queries.duckdb_rows import Relation
+from twophase.sinks.base import Attempt, Sink, Superseded
+from twophase.sinks.log_tables.commits import Place, Promoter, Table, disturbed, foreign
+from twophase.sinks.staged_files import manifest_check, owner, seal
+from twophase.sinks.staged_files.layout import ATTEMPT, Marker
+from twophase.sinks.staged_files.receipts import Receipts
+from twophase.sinks.staged_files.seal import Written
+from twophase.storage import disk, listing
+from twophase.storage.base import Known, Storage, Target, storage_of
+
+
+class Lake(Sink):
+    """A table with a log of its own. Subclasses open and create it, and say how Spark lays out the files."""
+
+    copies = False
+    ordered = True
+
+    def __init__(self, path: str, conn_id: str | None, partition_by: Iterable[str], options: Json | None) -> None:
+        """Declare where the files are, and by which connection they are reached if not on a disk.
+
+        `options` go to Spark's Parquet writer.
+        """
+        self.path = str(path)
+        self.conn_id = conn_id
+        self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        self.options = dict(options or {})
+        self._seen: Table | None = None
+        #: What the table asks of its rows, as `prepare` found it.
+        self._rules: dict[str, Any] = {}
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        self.storage.check_options(self._who, self.options)
+        log_columns.check_partitions(self._who, self.partition_by)
+
+    @property
+    @abstractmethod
+    def _who(self) -> str:
+        """Return how errors name this sink."""
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Return where the files are: a path says it."""
+        return storage_of(self._who, self.path, self.conn_id)
+
+    @property
+    @abstractmethod
+    def _home(self) -> str:
+        """Return the folder of staged output and manifests."""
+
+    @property
+    @abstractmethod
+    def _in_folders(self) -> list[str]:
+        """Return the columns that only the names of folders have, not the files."""
+
+    @abstractmethod
+    def app(self, key: Key, handle: Json) -> str:
+        """Return whose high-water mark it is: one per pipeline and write."""
+
+    @abstractmethod
+    def open(self, handle: Json) -> Table | None:
+        """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
+
+    @abstractmethod
+    def create(self, handle: Json, schema: Schema) -> None:
+        """Create it, empty; Conflict if another did."""
+
+    @abstractmethod
+    def _handle(self) -> dict[str, Any]:
+        """Return what of a handle finds the table again."""
+
+    @abstractmethod
+    def _kind(self, kind: spark_types.Kind) -> object:
+        """Return a type as this format has it; ValueError names what it has not."""
+
+    def location(self) -> str:
+        """Return the table's folder."""
+        return self.path if "://" in self.path else str(data_path(self.path))
+
+    def connections(self) -> tuple[str, ...]:
+        """Return the connection by which the files are staged."""
+        return self.storage.connections()
+
+    # --- prepare -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - a slot has no place of its own
+        """Create the folders, and look whether the table, if there is one, can be honoured."""
+        self.storage.prepare(self._who, self.location(), self._home, f"{self._home}/manifests")
+        table = self._opened()
+        self._claim(table)
+        if table is not None and (objection := table.objection()):
+            msg = f"{self._who}: {objection}"
+            raise ConfigError(msg)
+        self._rules = table_rules.placed(table.schema(), table.rules()) if table is not None else {}
+
+    def _claim(self, table: Table | None) -> None:
+        """Take the table for the pipeline that declares it."""
+        if self.pipeline is None:
+            return
+        if theirs := foreign(table, self.storage, self._home, self.pipeline):
+            msg = f"{self._who}: {theirs}"
+            raise ConfigError(msg)
+        owner.claim(self.storage, self._home, self._who, self.pipeline)
+
+    def owner(self) -> str | None:
+        """Return the pipeline that the table names."""
+        found = owner.owner_of(self.storage, self._home)
+        table = self._opened()
+        others = (table.writers() if table is not None else frozenset()) - {found}
+        return min(others) if others else found
+
+    def hand_over(self, to: str) -> None:
+        """Let the table belong to another pipeline, as long as it has no checkpoint."""
+        if why := owner.hand_over(self.storage, self._home, to):
+            self._refuse(why)
+
+    def _opened(self) -> Table | None:
+        """Open the declared table for a look."""
+        try:
+            return self.open(self._handle())
+        except Trouble as error:
+            msg = f"{self._who}: {error}"
+            raise Retryable(msg) from error
+
+    def _current(self) -> Table | None:
+        """Return the table as it is now: what was listed of it before, if it has not changed since."""
+        table = self._opened()
+        if table is None or self._seen is None or self._seen.version != table.version:
+            self._seen = table
+        return self._seen
+
+    def _standing(self) -> Mapping[str, frozenset[str]]:
+        """Return what of ours is in the table now."""
+        table = self._current()
+        return table.standing() if table is not None else {}
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        key: Key,
+        attempt: int,
+        token: str,
+        *,
+        slot: str | None = None,  # noqa: ARG002 - likewise
+        older: Output | None = None,
+    ) -> Json:
+        """Name a staging folder; what was put into another table is not replaced in this one."""
+        place = {
+            **self._handle(),
+            "home": self._home,
+            "name": f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}",
+            **({"rules": self._rules} if self._rules else {}),
+        }
+        if older is not None and older.handle["home"] == place["home"]:
+            place["replaces"] = str(Marker(older.key.revision, older.attempt, older.manifest["digest"]))
+        return place
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+        """Let Spark write the frame, then seal what it wrote."""
+        schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
+        self._check_schema(key, sink, schema)
+        target = Target(
+            self._place(key, handle).staged,
+            seal.prefix(key, attempt),
+            "parquet",
+            self.options,
+            self.partition_by,
+            bool(self._in_folders),
+        )
+        which = f"checkpoint {key}: sink {sink!r}"
+        guarded = table_rules.held(which, frame, handle)
+        with table_rules.told(which):
+            known = self.storage.save(guarded, target)
+        return self.seal(key, attempt, sink, handle, schema, known)
+
+    def _place(self, key: Key, handle: Json) -> Place:
+        return Place(key, handle, self.storage)
+
+    def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
+        """Refuse, before anything is written, what this format cannot have."""
+        log_columns.check(f"checkpoint {key}: sink {sink!r}", schema, self.partition_by, self._kind)
+
+    def seal(  # noqa: PLR0913, PLR0917 - what a Spark job knows
+        self,
+        key: Key,
+        attempt: int,
+        sink: str,
+        handle: Json,
+        schema: Schema,
+        known: Mapping[str, Known] | None = None,
+    ) -> Json:
+        """Make what lies in the staging folder durable, and describe it in a manifest."""
+        place = self._place(key, handle)
+        summary = seal.seal(place, Written(attempt, sink, schema, "parquet", self.options, place.name), known)
+        hit("stage.marked")
+        return summary
+
+    def staging_path(self, key: Key, handle: Json) -> str:
+        """Return the staging folder: the output path of a job that knows nothing of us."""
+        return self._place(key, handle).staged
+
+    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+        """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
+        place = self._place(key, handle)
+        if handle.get("rules"):
+            name = handle["rules"]["rules"][0][0]
+            msg = f"checkpoint {key}: {self._who}: the table has {name}, which only a transform's output is held to"
+            raise ConfigError(msg)
+        seal.expect_output(place, sink)
+        with suppress(FileNotFoundError):  # sealed before by a task that died since
+            content = self.storage.read(place.manifest(attempt))
+            found = Manifest.loads(content)
+            if found.folder == place.name:
+                return found.summary(disk.digest(content))
+        written = self._columns(place.staged)
+        known = {name for name, _ in written}
+        table = self._opened()
+        kinds = dict(table.schema()) if table is not None else {}
+        given = [Column(name, kinds.get(name, "string")) for name in self._in_folders if name not in known]
+        schema = (*written, *given)
+        self._check_schema(key, sink, schema)
+        return self.seal(key, attempt, sink, handle, schema)
+
+    def _columns(self, folder: str) -> Schema:
+        """Return the columns of the newest file in a folder."""
+        data = [(stat.st_mtime_ns, path) for path, stat in self.storage.walk(folder) if listing.is_data(path)]
+        if not data:
+            return ()
+        with self.storage.open(f"{folder}/{max(data)[1]}") as file:
+            return parquet_schema.columns(file)
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Compare the staged folder with its manifest before the vote, and see that the table can take it in."""
+        place = self._place(key, handle)
+        table = self._opened()
+        if theirs := foreign(table, self.storage, place.side, key.pipeline):
+            msg = f"checkpoint {key}: {self._who}: {theirs}"
+            raise ConfigError(msg)
+        found = manifest_check.load(place, _attempt_of(place), manifest["digest"])
+        if not place.holds(found):
+            msg = f"checkpoint {key}: staged folder {place.staged} is gone; stage it again"
+            raise ManifestMismatch(msg)
+        manifest_check.check(place.staged, found, self.storage)
+        if table is None:
+            return
+        problem = table.objection(found.schema)
+        if problem is None and (rule := table_rules.unmet(handle, table.rules())):
+            problem = f"the table has got {rule} since the attempt began; run again"
+        older = place.older()
+        if problem is None and older is not None and (changed := disturbed(table, older)):
+            path, how = changed[0]
+            problem = f"it replaces {older.key}, whose file {path} {how}"
+        if problem is None and key.revision > 1:  # before the first one nobody was, or the marker tells
+            problem = self._staying(table, key, older)
+        if problem:
+            msg = f"checkpoint {key}: {self._who}: {problem}"
+            raise ManifestMismatch(msg)
+
+    def _staying(self, table: Table, key: Key, older: Manifest | None) -> str | None:
+        """Say what another revision of the checkpoint has in the table and would keep: rows would be there twice.
+
+        The record lost sight of it: its write had another name or place then, or the record is older than the table.
+        """
+        for match in filter(None, map(ATTEMPT.fullmatch, table.standing())):
+            name, number, revision, attempt = match[0], *map(int, match.groups())
+            if number != key.checkpoint_id or revision == key.revision or (older and older.folder == name):
+                continue
+            before = Place(key._replace(revision=revision), {"home": self._home, "name": name}, self.storage)
+            with suppress(FileNotFoundError):
+                if Manifest.loads(self.storage.read(before.manifest(attempt))).key.pipeline != key.pipeline:
+                    continue  # somebody's who had the table before
+            return f"{before.staged} is in the table, of the same checkpoint, and in this record it is not replaced"
+        return None
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it."""
+        return Promoter(self, key, handle, manifest).find()
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Let the table take the staged files in, in one commit that carries the marker."""
+        return Promoter(self, key, handle, manifest).promote()
+
+    def discard(self, key: Key, handle: Json) -> None:
+        """Remove what any attempt of a dead revision staged."""
+        for left in self._attempts(handle["home"]):
+            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+                self.remove(left)
+
+    # --- sweep -------------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> Iterator[Attempt]:
+        """List the folders of all attempts, in the table or not, and the manifests."""
+        yield from self._attempts(self._home)
+
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List them only if there is something to look for: what is in the table lies in the same folder."""
+        return self.attempts() if revisions else iter(())
+
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those, unless it is in the table: then another record knows of it."""
+        home, _, name = left.path.rpartition("/")
+        if left.manifest:
+            try:
+                name = Manifest.loads(self.storage.read(left.path)).folder or ""
+            except FileNotFoundError:
+                return
+            home = home.rpartition("/")[0]
+        if name not in self._standing():
+            self.storage.remove(left.path, home)
+
+    def _attempts(self, home: str) -> Iterator[Attempt]:
+        for folder in (home, f"{home}/manifests"):
+            for name, path in self.storage.entries(folder):
+                if match := ATTEMPT.fullmatch(name):
+                    yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=folder != home)
+
+    def superseded(self) -> Iterator[Superseded]:
+        """List what is in no table (any more): the record knows which of these a later revision took out."""
+        standing = self._standing()
+        for left in self._attempts(self._home):
+            if not left.manifest and _name(left.path) not in standing:
+                yield Superseded(left.checkpoint_id, left.revision, left.path)
+
+    def forget(self, old: Superseded) -> None:
+        """Remove one of those; the record said that its retention is over."""
+        if _name(old.path) not in self._standing():
+            self.storage.remove(old.path, self._home)
+
+    # --- for a record that is older than the table -------------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt; before there were any, the table's own mark."""
+        found = Receipts(self.storage, self._home).newest(pipeline)
+        if found is None:
+            table, handle = self._opened(), {**self._handle(), "home": self._home}
+            found = table.marker(self.app(Key(pipeline, 0, 0), handle)) if table is not None else 0
+        return found or 0
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the manifests."""
+        yield from Receipts(self.storage, self._home).since(pipeline, since)
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
+        """Yield what of the pipeline's is in the table; what others rewrote is told by nothing but receipts."""
+        for match in filter(None, map(ATTEMPT.fullmatch, sorted(self._standing()))):
+            name, checkpoint_id, revision, attempt = match[0], *map(int, match.groups())
+            place = self._place(Key(pipeline, checkpoint_id, revision), {"home": self._home, "name": name})
+            with suppress(FileNotFoundError):
+                if Manifest.loads(self.storage.read(place.manifest(attempt))).key.pipeline != pipeline:
+                    continue  # somebody's who had the table before
+            yield checkpoint_id, revision
+
+    # --- verify, read ------------------------------------------------------------------------------------------------
+
+    def _manifest(self, output: Output) -> Manifest:
+        return manifest_check.load(self._place(output.key, output.handle), output.attempt, output.manifest["digest"])
+
+    def _lying(self, output: Output) -> tuple[Place, Manifest]:
+        """Return where a decided revision lies: a restage may have been in vain, so the manifest says it."""
+        found = self._manifest(output)
+        return self._place(output.key, {**output.handle, "name": found.folder or ""}), found
+
+    def verify(self, output: Output) -> Iterator[str]:
+        """Compare a committed revision with the table: every file is in it, byte by byte what was staged."""
+        try:
+            place, found = self._lying(output)
+        except ManifestMismatch as error:
+            yield str(error)
+            return
+        yield from manifest_check.damages(place.staged, found, self.storage)
+        table = self._current()
+        gone = [(file.path, "is not in the table: there is none any more") for file in found.files]
+        for path, how in disturbed(table, found) if table is not None else gone:
+            yield f"{place.staged}/{path} {how}"
+
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
+        """Yield the attempts in the table that no committed checkpoint knows; what other writers put in is theirs."""
+        keys = {output.key[1:] for output in known}
+        found: dict[tuple[int, int], str] = {}
+        for name in sorted(self._standing()):
+            match = ATTEMPT.fullmatch(name)
+            key = (int(match[1]), int(match[2])) if match else (0, 0)
+            if key not in keys:
+                yield f"{self._home}/{name} is in the table, but no committed checkpoint's"
+            elif key in found:
+                yield f"{self._home}/{name} is in the table beside {found[key]}, another attempt of the same revision"
+            found[key] = name
+
+    def stands(self, output: Output) -> bool:
+        """Say whether a decided revision's files are there, in the table or kept after their replacement."""
+        try:
+            place, found = self._lying(output)
+        except ManifestMismatch:
+            return False
+        return place.holds(found)
+
+    def files(self, output: Output) -> list[str]:
+        """List the files of a decided revision, from its manifest."""
+        place, found = self._lying(output)
+        if not place.holds(found):
+            msg = f"checkpoint {output.key}: its folder {place.staged} is gone"
+            raise ManifestMismatch(msg)
+        return [f"{place.staged}/{file.path}" for file in found.files]
+
+    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+        """Return what an attempt staged, for audits and comparisons."""
+        place = self._place(key, handle)
+        return self._relation(Output(key, _attempt_of(place), handle, manifest), "staged")
+
+    def committed(self, output: Output) -> Relation:
+        """Return what a decided revision holds, for comparisons."""
+        return self._relation(output, "committed")
+
+    def _relation(self, output: Output, name: str) -> Relation:
+        schema = output.manifest["schema"]
+        return Relation(
+            self.files(output), schema, partition_by=self._in_folders, name=name, at_hand=self.storage.at_hand
+        )
+
+    def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return a frame over decided revisions: the columns of the widest schema, and the checkpoint's number."""
+        schema = widest(output.manifest["schema"] for output in outputs)
+        files = [path for output in outputs for path in self.files(output)]
+        return self.storage.load(spark, files, schema, self._in_folders)
+
+
+def _attempt_of(place: Place) -> int:
+    match = ATTEMPT.fullmatch(place.name)
+    return int(match[3]) if match else 0
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,370 @@
+"""A Delta table: staged files become part of it by one entry of its log, which carries the marker.
+
+    <table>/_delta_log/00000000000000000042.json        one entry: files in, files out, and `txn`: the marker
+    <table>/_twophase/00000018.r1.a3.7c1e09ab/…         see `lake`; in no entry until it is promoted
+
+Readers of Delta go by the log. Its vacuum leaves alone what is below a folder that starts with `_`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ConfigError
+from twophase.core.manifest import Column, Manifest, Schema, StagedFile
+from twophase.formats import delta_types, parquet_schema, parquet_statistics, spark_types, table_rules
+from twophase.formats.log_errors import Conflict, Trouble, delta_explained, delta_line
+from twophase.formats.table_rules import Rule
+from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.commits import Change, Table
+from twophase.storage.base import THREADS, Storage
+from twophase.storage.partition_folders import partition_values
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+HOME = "_twophase"
+#: Where the log says which revision a commit promoted.
+_NOTE = "twophase"
+#: Of a table made here: opening one reads the log since its last checkpoint.
+_PROPERTIES = {"delta.checkpointInterval": "10"}
+#: How many entries of the log apart its expired ones are looked for: that looks at each entry there is.
+_CLEANUP_INTERVAL = 100
+#: What a table may ask of its writers, because it asks nothing of those who only add and take out whole files.
+_FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed"}) | {
+    "timestampNtz",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+_CONSTRAINT = "delta.constraints."
+
+
+class Delta(Lake):
+    """A Delta table on a disk that all share; created at the first promotion unless it is there."""
+
+    identity = ("partition_by",)
+    fixed_while_pending = ("path",)
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        conn_id: str | None = None,
+        partition_by: Iterable[str] = (),
+        options: Json | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Declare a table at a path; `options` go to Spark's Parquet writer, `properties` to a table made here.
+
+        A path `s3://bucket/…` is reached by the Airflow connection `conn_id`.
+        """
+        self.properties = {name: str(value) for name, value in (properties or {}).items()}
+        super().__init__(path, conn_id, partition_by, options)
+        if problem := _cannot(self.properties) or _undeclarable(self.properties):
+            msg = f"{self._who}: {problem}"
+            raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {
+            "path": self.location(),
+            "conn_id": self.conn_id,
+            "partition_by": self.partition_by,
+            "options": self.options,
+            "properties": self.properties,
+        }
+
+    @property
+    def _who(self) -> str:
+        return f"sinks.Delta {self.path!r}"
+
+    @property
+    def _home(self) -> str:
+        return f"{self.location()}/{HOME}"
+
+    @property
+    def _in_folders(self) -> list[str]:
+        return self.partition_by
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the table's folder."""
+        return (self.location(),)
+
+    def prepare(self, slot: str | None = None) -> None:
+        """Look whether there is room for a table, and whether it can be honoured."""
+        try:
+            import deltalake  # noqa: F401 - is it there?
+        except ModuleNotFoundError as error:
+            msg = f"{self._who}: it needs deltalake, which {sys.executable} lacks; install twophase[delta] there"
+            raise ConfigError(msg) from error
+        table = self.location()
+        there = {name for name, _ in self.storage.entries(table)}
+        strange = sorted(there - {HOME, "_delta_log"})
+        if strange and "_delta_log" not in there:
+            msg = (
+                f"{self._who}: {table} has {strange[0]} in it and no Delta log; give it an empty folder, or convert it"
+            )
+            raise ConfigError(msg)
+        super().prepare(slot)
+
+    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - any can be replaced, or none
+        """Say that an append-only table gives nothing back."""
+        table = self._opened()
+        if isinstance(table, DeltaLog) and table.append_only:
+            return f"{self._who}: the table is append-only (delta.appendOnly)"
+        return None
+
+    def app(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - a table has one write of one pipeline
+        """Return the app whose transactions are the marker."""
+        return f"twophase/{key.pipeline}"
+
+    def _kind(self, kind: spark_types.Kind) -> object:
+        return delta_types.type_of(kind)
+
+    def _handle(self) -> dict[str, Any]:
+        return {"table": self.location()}
+
+    def open(self, handle: Json) -> Table | None:
+        """Open the table of a handle at its newest version."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        path = handle["table"]
+        if not self.storage.reachable(path):
+            msg = f"folder {path} is not there; is it mounted?"
+            raise Trouble(msg)
+        try:
+            with delta_explained():
+                table = DeltaTable(path, storage_options=self.storage.for_delta())
+                return DeltaLog(path, table, self.partition_by, self.storage)
+        except TableNotFoundError:
+            return None
+
+    def create(self, handle: Json, schema: Schema) -> None:
+        """Create the table, empty; of several who try one does."""
+        from deltalake import CommitProperties, DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            with delta_explained():
+                DeltaTable.create(
+                    handle["table"],
+                    delta_types.schema_of(schema),
+                    mode="error",
+                    partition_by=self.partition_by,
+                    configuration={**_PROPERTIES, **self.properties},
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    storage_options=self.storage.for_delta(),
+                )
+        except Trouble as error:
+            if isinstance(error.__cause__, DeltaError) and self.open(handle) is not None:
+                raise Conflict(str(error)) from error
+            raise
+
+
+class DeltaLog(Table):
+    """A Delta table at one version."""
+
+    def __init__(self, path: str, table: DeltaTable, partition_by: list[str], storage: Storage) -> None:
+        """Wrap a handle; partitions are as declared."""
+        self.path = path
+        self.storage = storage
+        self.table = table
+        self.partition_by = partition_by
+
+    @property
+    def version(self) -> object:
+        """Return the table's own id, and its version."""
+        with delta_explained():
+            return str(self.table.metadata().id), self.table.version()
+
+    def marker(self, app: str) -> int | None:
+        """Return the version of an app's last transaction; it may be read only now, as all else of a handle."""
+        with delta_explained():
+            return self.table.transaction_version(app)
+
+    @cached_property
+    def _fields(self) -> list[dict[str, Any]]:
+        with delta_explained():
+            found: list[dict[str, Any]] = json.loads(self.table.schema().to_json())["fields"]
+        return found
+
+    def schema(self) -> Schema:
+        """Return the table's columns, with Spark's types."""
+        return tuple(Column(field["name"], parquet_schema.simple(field["type"])) for field in self._fields)
+
+    @property
+    def append_only(self) -> bool:
+        """Say whether files may not be taken out."""
+        with delta_explained():
+            return str(self.table.metadata().configuration.get("delta.appendOnly")).lower() == "true"
+
+    def standing(self) -> Mapping[str, frozenset[str]]:
+        """Return the attempts in the log."""
+        return self._attempts
+
+    @cached_property
+    def _attempts(self) -> dict[str, frozenset[str]]:
+        home = f"{self.path}/{HOME}/"
+        found: dict[str, set[str]] = {}
+        with delta_explained():
+            uris = self.table.file_uris()
+        for uri in uris:
+            path = uri.removeprefix("file://")
+            if path.startswith(home):
+                name, _, file = path.removeprefix(home).partition("/")
+                found.setdefault(name, set()).add(file)
+        return {name: frozenset(files) for name, files in found.items()}
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the log's entries say of our commits; they are kept for `delta.logRetentionDuration`."""
+        with delta_explained():
+            yield from (str(entry[_NOTE]) for entry in self.table.history() if _NOTE in entry)
+
+    def objection(self, schema: Schema | None = None) -> str | None:
+        """Say why the table cannot be honoured: features, partitions, types."""
+        with delta_explained():
+            metadata, protocol = self.table.metadata(), self.table.protocol()
+        asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+        if problem := _cannot(metadata.configuration):
+            return problem
+        if unknown := sorted(asked - _FEATURES):
+            return (
+                f"the table has the feature {unknown[0]}, which cannot be honoured here; drop it or use another table"
+            )
+        if metadata.partition_columns != self.partition_by:
+            expected, found = self.partition_by or "none", metadata.partition_columns or "none"
+            return f"partition columns: expected {expected}, found {found} in the table"
+        for field in self._fields:
+            if "delta.identity.start" in field["metadata"]:
+                return f"column {field['name']!r} is an identity, whose values cannot be made here; use another table"
+        return self.misfit(schema or ())
+
+    def rules(self) -> Sequence[Rule]:
+        """Return NOT NULL, lengths, invariants, generated columns and constraints."""
+        with delta_explained():
+            properties = self.table.metadata().configuration
+        return [
+            *table_rules.not_null(map(delta_types.part_of, self._fields), delta_types.parts_of),
+            *(rule for field in self._fields for rule in delta_types.rules_of(field)),
+            *(
+                Rule(f"constraint {name.removeprefix(_CONSTRAINT)} ({condition})", condition)
+                for name, condition in properties.items()
+                if name.startswith(_CONSTRAINT)
+            ),
+        ]
+
+    def widen(self, schema: Schema) -> bool:
+        """Add the columns that the table lacks: an entry of its own, which adds no rows."""
+        from deltalake import Field
+
+        there = {name for name, _ in self.schema()}
+        new = [
+            Field.from_json(json.dumps(delta_types.field_of(column))) for column in schema if column.name not in there
+        ]
+        if new:
+            with delta_explained():
+                self.table.alter.add_columns(new)
+        return bool(new)
+
+    def commit(self, change: Change) -> None:
+        """Write one entry of the log, at the marker that this handle has seen.
+
+        The library moves an entry behind those that came meanwhile, unless one of them has our marker. It would also do
+        so when one took away, or rewrote, the files that this one takes out: then only the very next entry will do.
+        """
+        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+
+        # None: whether and how long the table keeps its log is its own setting.
+        cleanup = None if (self.table.version() + 1) % _CLEANUP_INTERVAL == 0 else False
+        remove = self._removals(change.remove) if change.remove else []
+        with delta_explained():
+            self.table.create_write_transaction(
+                [*remove, *self._additions(change.add)],
+                "append",
+                self.table.schema(),
+                self.partition_by,
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(change.app, change.seq)],
+                    custom_metadata={_NOTE: change.note},
+                    max_commit_retries=0 if remove else None,
+                ),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleanup),
+            )
+            self.table.update_incremental()
+        self.__dict__.pop("_attempts", None)
+        self.__dict__.pop("_fields", None)
+
+    def _additions(self, manifest: Manifest) -> list[Any]:
+        from deltalake.transaction import AddAction
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            described = list(pool.map(lambda file: self._statistics(manifest, file), manifest.files))
+        return [
+            AddAction(
+                f"{HOME}/{manifest.folder}/{file.path}",
+                file.size,
+                self._values(file.path),
+                file.mtime_ns // 1_000_000,
+                True,  # noqa: FBT003 - data_change
+                json.dumps({"numRecords": file.rows, **found}),
+            )
+            for file, found in zip(manifest.files, described, strict=True)
+        ]
+
+    def _statistics(self, manifest: Manifest, file: StagedFile) -> dict[str, Any]:
+        """Read what the footer of a staged file says."""
+        from pyarrow import ArrowException, parquet
+
+        try:
+            with self.storage.open(f"{self.path}/{HOME}/{manifest.folder}/{file.path}") as opened:
+                return parquet_statistics.of(parquet.read_metadata(opened), manifest.schema)
+        except ArrowException as error:
+            raise Trouble(delta_line(error)) from error
+
+    def _removals(self, manifest: Manifest) -> list[Any]:
+        from deltalake.transaction import RemoveAction
+
+        now = int(time.time() * 1000)
+        return [
+            RemoveAction(f"{HOME}/{manifest.folder}/{file.path}", True, now, file.size, self._values(file.path))  # noqa: FBT003 - data_change
+            for file in manifest.files
+        ]
+
+    def _values(self, path: str) -> dict[str, str | None]:
+        return dict(zip(self.partition_by, partition_values(path, self.partition_by), strict=True))
+
+    def make_durable(self) -> None:
+        """Make the log durable from its last checkpoint on: the library does not, nor may other writers."""
+        found = {name: path for name, path in self.storage.entries(f"{self.path}/_delta_log") if name[0] != "."}
+        last = max((name[:20] for name in found if ".checkpoint" in name), default="")
+        log = [path for name, path in found.items() if name[:20] >= last]  # `_last_checkpoint`, too
+        self.storage.sync([*log, f"{self.path}/_delta_log"])
+
+
+def _cannot(properties: Mapping[str, str]) -> str | None:
+    """Say which of a table's properties cannot be honoured."""
+    refused = {
+        "delta.enableDeletionVectors": "false",
+        "delta.columnMapping.mode": "none",
+        "delta.enableRowTracking": "false",
+    }
+    for name, value in properties.items():
+        # A marker that expires would let a late promoter in.
+        expires = name == "delta.setTransactionRetentionDuration"
+        if expires or str(value).lower() != refused.get(name, str(value).lower()):
+            return f"property {name}={value} cannot be honoured here; drop it or use another table"
+    return None
+
+
+def _undeclarable(properties: Mapping[str, str]) -> str | None:
+    """Say which property a table made here cannot have."""
+    found = next((name for name in properties if name.startswith(_CONSTRAINT)), None)
+    return found and f"property {found}: add the constraint to the table, once it is there"

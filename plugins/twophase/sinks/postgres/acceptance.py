@@ -1,0 +1,237 @@
+"""Would the target take what is staged? Asked before the vote: after the commit point nobody can say no any more.
+
+    NOT NULL and CHECK      one query over the staged rows
+    all else that could     a trial: the very promotion, in a transaction that is rolled back. Foreign keys, unique and
+    refuse a row            exclusion constraints, partitions, triggers, rules, and attached partitions: each depends on
+                            what the promotion takes out, changes and puts in, so nothing but the promotion tells.
+                            Expressions too, of indexes and generated columns, and what may be too long for an index
+    what is made, dropped   a trial of these statements alone, where the table is new or event triggers are
+
+A target that has nothing of the second kind is not touched before the promotion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.errors import BadValue, ConfigError, SinkUnavailable
+from twophase.core.failpoints import hit
+from twophase.sinks.postgres import demands, rights, staging_table, target
+from twophase.sinks.postgres.promotion import NotThere, Promoter
+from twophase.sinks.postgres.receipts import Refused
+from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT
+from twophase.storage import database
+
+if TYPE_CHECKING:
+    from psycopg2.sql import Composable
+
+#: How often a trial waits for a lock (`LOCK_TIMEOUT`) before the attempt fails: what was staged cost more than a wait.
+TRIES = 6
+_REMEDY = "correct it in the transform, or alter the table"
+#: Of a row, so much is shown.
+_CHARACTERS = 300
+#: An entry that is no longer than so much of a page gets into any index: B-trees want three in each.
+_ENTRIES = 4
+
+Trial = Callable[[Any], None]
+
+
+class Acceptance:
+    """The staged rows of one promotion, held against its target."""
+
+    def __init__(self, promoter: Promoter) -> None:
+        """Take the promotion that is to come."""
+        self.promoter = promoter
+        self.which = f"checkpoint {promoter.key}: table {promoter.target}"
+        #: Whether what is retracted may come by what is staged and not promoted yet.
+        self._is_early = False
+
+    def check(self) -> None:
+        """Raise an error that says which row, column or right, if the target would refuse the promotion."""
+        with self._told(), database.committed(self.promoter.conn_id) as cursor:
+            trial = self._look(cursor)
+        if trial:
+            self._try_out(trial)
+
+    def _look(self, cursor: Any) -> Trial | None:  # noqa: ANN401 - a cursor
+        """Check what can be asked for; return the trial of what else could refuse."""
+        promoter = self.promoter
+        found = demands.kind_of(cursor, promoter.target)
+        self._is_early = promoter.mode.name == "retract" and promoter.comes_after_staged(cursor)
+        with self._told():
+            promoter.check_there(cursor)
+        if found is None:  # the promotion makes it, of the staged columns; its only index is by the key
+            # The name that a partition is to have may be taken.
+            whole = promoter.mode.attach or self._is_long(cursor, [promoter.mode.key])
+            return promoter.try_out if whole else promoter.try_making
+        there = database.columns_of(cursor, promoter.target) or {}
+        written = [name for name in database.columns_of(cursor, promoter.staged) or () if name != CHANGE]
+        filled = {*written, *([CHECKPOINT] if promoter.numbers else [])}
+        self._check_rights(cursor, found, written, filled & there.keys())
+        columns, checks = demands.columns_of(cursor, found.oid), demands.checks_of(cursor, found.oid)
+        self._check_rows(cursor, written, columns, checks)
+        if promoter.mode.attach:
+            target.fit(cursor, found.oid, promoter.staged)  # its scans are done before the trial locks the target
+        needed = (
+            promoter.mode.attach
+            or found.partitioned
+            or any(check.columns is None or not set(check.columns) <= set(written) for check in checks)
+            or any(column.name not in filled and _may_refuse_nothing(column) for column in columns)
+            or self._has_hazards(cursor, found.oid, written)
+        )
+        self._check_numbers(cursor, found.oid, filled, times=2 if needed else 1)
+        if needed:
+            return promoter.try_out
+        return promoter.try_making if demands.has_event_triggers(cursor) else None
+
+    def _has_hazards(self, cursor: Any, oid: int, written: list[str]) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether rows of others, or somebody's code, decide upon the staged ones."""
+        mode, in_order = self.promoter.mode, self.promoter.is_in_order(cursor)
+        deletes = mode.name in {"replace", "retract"} or not in_order
+        changed = [name for name in written if mode.key and name not in mode.key]
+        indexes = demands.indexes_of(cursor, oid)
+        return bool(
+            (mode.name == "retract" and not in_order)
+            or demands.watchers_of(cursor, oid)
+            or demands.references_of(cursor, oid, changed, deletes=deletes)
+            or not all(one.plain and (not one.excludes or set(one.columns) == set(mode.key)) for one in indexes)
+            or self._is_long(cursor, [[name for name in one.long if name in written] for one in indexes])
+        )
+
+    def _is_long(self, cursor: Any, indexed: Iterable[Collection[str]]) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether a row is so long in the columns of an index that it may not get into a page of it."""
+        from psycopg2 import sql
+
+        size = sql.SQL("COALESCE(pg_column_size({}), 0)")
+        sizes = [
+            sql.SQL(" + ").join(size.format(sql.Identifier(name)) for name in columns) for columns in indexed if columns
+        ]
+        if not sizes:
+            return False
+        most = sql.SQL("current_setting('block_size')::int / {}").format(sql.Literal(_ENTRIES))
+        longer = sql.SQL(" OR ").join(sql.SQL("{} > {}").format(one, most) for one in sizes)
+        cursor.execute(sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(self.promoter.staged.sql, longer))
+        return cursor.fetchone() is not None
+
+    def _check_numbers(self, cursor: Any, oid: int, filled: Collection[str], *, times: int) -> None:  # noqa: ANN401 - a cursor
+        """Raise BadValue unless sequences have a number for each row; a trial uses up as many as the promotion."""
+        rows = self.promoter.manifest["rows"]
+        for name, left in demands.numbers_left(cursor, oid, filled).items():
+            if left < times * rows:
+                msg = (
+                    f"{self.which}: sequence {name}, which fills a column, has {left} numbers left, expected"
+                    f" {times * rows} for {rows} rows{' and a trial of them' if times > 1 else ''}; give it, and its"
+                    " column, a larger range"
+                )
+                raise BadValue(msg)
+
+    def _check_rights(self, cursor: Any, found: demands.Kind, written: list[str], known: Collection[str]) -> None:  # noqa: ANN401 - a cursor
+        new = [name for name in written if name not in known]
+        if new and not rights.is_owner(cursor, found.oid):
+            msg = (
+                f"{self.which}: column {new[0]!r} is new, and the account that promotes does not own the table, so it"
+                " cannot add it; add it yourself, or drop it from the output"
+            )
+            raise ConfigError(msg)
+        if new and (whole := demands.columns_given_by(cursor, found.oid)):
+            msg = f"{self.which}: column {new[0]!r} is new, and its columns are those of {whole}; add it there"
+            raise ConfigError(msg)
+        if not rights.may_delete(cursor, found.oid) and not self.promoter.is_in_order(cursor):
+            msg = f"{self.which}: the account that promotes has no DELETE, by which a checkpoint is replaced; grant it"
+            raise ConfigError(msg)
+        told_by = {CHECKPOINT, *([self.promoter.slot_rows.column] if self.promoter.slot_rows else [])}
+        for problem in rights.lacking_for(cursor, found.oid, known, self.promoter.mode, told_by):
+            msg = f"{self.which}: {problem}"
+            raise ConfigError(msg)
+
+    def _check_rows(
+        self,
+        cursor: Any,  # noqa: ANN401 - a cursor
+        written: list[str],
+        columns: list[demands.Column],
+        checks: list[demands.Check],
+    ) -> None:
+        """Raise BadValue for a row that breaks a NOT NULL or a CHECK over what is staged."""
+        from psycopg2 import sql
+
+        broken: dict[str, Composable] = {
+            f"column {column.name!r} is NOT NULL": sql.SQL("{} IS NULL").format(sql.Identifier(column.name))
+            for column in columns
+            if column.not_null and column.name in written
+        }
+        for check in checks:
+            if check.columns is not None and set(check.columns) <= set(written):
+                broken[f"constraint {check.name!r} is {check.definition}"] = sql.SQL("NOT ({})").format(
+                    sql.SQL(check.expression)
+                )
+        if not broken:
+            return
+        rules = list(broken)
+        cases = (sql.SQL("WHEN {} THEN {}").format(broken[rule], sql.Literal(n)) for n, rule in enumerate(rules))
+        source = self.promoter.staged.sql
+        if self.promoter.mode.name == "retract":
+            source = sql.SQL("({})").format(staging_table.net(self.promoter.staged, written, ">"))
+        query = sql.SQL("SELECT CASE {} END, left(ROW(s.*)::text, {}) FROM {} AS s WHERE {} LIMIT 1").format(
+            sql.SQL(" ").join(cases), sql.Literal(_CHARACTERS), source, sql.SQL(" OR ").join(broken.values())
+        )
+        cursor.execute(query)
+        if row := cursor.fetchone():
+            msg = f"{self.which}: {rules[row[0]]}, found the row {row[1]}; {_REMEDY}"
+            raise BadValue(msg)
+
+    # --- the trial ---------------------------------------------------------------------------------------------------
+
+    def _try_out(self, trial: Trial) -> None:
+        """Promote in a transaction that is rolled back; who dies in it leaves nothing, for it is a session's own."""
+        from psycopg2 import errors
+
+        for left in reversed(range(TRIES)):
+            try:
+                with self._told(), database.session(self.promoter.conn_id) as session, session.cursor() as cursor:
+                    trial(cursor)
+                    hit("vote.tried")
+                    session.rollback()
+            except SinkUnavailable as error:
+                if not left or not isinstance(error.__cause__, errors.LockNotAvailable | errors.DeadlockDetected):
+                    raise
+            else:
+                return
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say what the server said in one line, with what to do about it."""
+        import psycopg2
+
+        try:
+            yield
+        except Refused as error:
+            if isinstance(error, NotThere) and self._is_early:
+                return
+            msg = f"checkpoint {self.promoter.key}: {error}; correct it in the transform"
+            raise BadValue(msg) from error
+        except psycopg2.Error as error:
+            if database.passes(error):
+                msg = f"{self.which}: {_said(error)}; nothing was changed, try again"
+                raise SinkUnavailable(msg) from error
+            msg = f"{self.which} refuses what is staged: {_said(error)}; {_REMEDY}"
+            raise BadValue(msg) from error
+
+
+def _may_refuse_nothing(column: demands.Column) -> bool:
+    """Say whether a column could refuse a row that gives it no value."""
+    return column.base is not None or column.computed or (column.not_null and not column.has_default)
+
+
+def _said(error: Any) -> str:  # noqa: ANN401 - an error of psycopg2's
+    """Return what the server said: the constraint, the row or the value, and where a trigger said it."""
+    found = [error.diag.message_primary or database.one_line(error)]
+    found += [f"({part})" for part in (error.diag.message_detail, _where(error)) if part]
+    return " ".join(" ".join(found).split())[: 2 * _CHARACTERS]
+
+
+def _where(error: Any) -> str | None:  # noqa: ANN401 - an error of psycopg2's
+    """Return the function that raised an error; of a constraint it says nothing new."""
+    context = str(error.diag.context or "").partition("\n")[0]
+    return context if not error.diag.constraint_name and context.startswith("PL/") else None

@@ -1,0 +1,56 @@
+"""Did all that was staged arrive? Asked inside the promotion's transaction: a trigger or a rule may swallow rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from twophase.sinks.postgres import demands
+from twophase.sinks.postgres.changes import THERE, Changes
+from twophase.storage.database import Table
+
+if TYPE_CHECKING:
+    from psycopg2.sql import Composable
+
+
+def is_watched(cursor: Any, target: Table) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether somebody's trigger or rule sees the rows; those that wait for the commit have their say now."""
+    found = demands.kind_of(cursor, target)
+    if found is None or not demands.watchers_of(cursor, found.oid):
+        return False
+    cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    return True
+
+
+def count(cursor: Any, table: Table, where: Composable | None = None) -> int:  # noqa: ANN401 - a cursor
+    """Count the rows of a table, or some of them."""
+    from psycopg2 import sql
+
+    cursor.execute(sql.SQL("SELECT count(*) FROM {} {}").format(table.sql, where or sql.SQL("")))
+    found: int = cursor.fetchone()[0]
+    return found
+
+
+def swallowed(cursor: Any, changes: Changes, rows: Composable, columns: Iterable[str]) -> int:  # noqa: ANN401 - a cursor
+    """Count the keys that are not what `rows` make of them: there or not, and with these columns.
+
+    A trigger may change values. So only a row that this transaction has not written is held against what is staged.
+    """
+    from psycopg2 import sql
+
+    unlike = [sql.SQL("t.{0}::text IS DISTINCT FROM c.{0}::text").format(sql.Identifier(name)) for name in columns]
+    query = sql.SQL(
+        "SELECT count(*) FROM ({rows}) AS c LEFT JOIN {target} AS t ON {same}"
+        " WHERE c.{there} <> (t.{first} IS NOT NULL) OR (c.{there} AND age(t.xmin) > 0 AND ({unlike}))"
+    )
+    parts = {
+        "rows": rows,
+        "target": changes.target.sql,
+        "same": changes.same("t", "c"),
+        "there": sql.Identifier(THERE),
+        "first": sql.Identifier(changes.key[0]),
+        "unlike": sql.SQL(" OR ").join(unlike) if unlike else sql.SQL("false"),
+    }
+    cursor.execute(query.format(**parts))
+    found: int = cursor.fetchone()[0]
+    return found

@@ -1,0 +1,96 @@
+"""Which pipeline a target belongs to: a table in its own database says so, whichever connection leads there.
+
+Rows carry the number of their checkpoint, not its pipeline: what two pipelines put into one table nobody could tell
+apart, and a replacement of the one would delete rows of the other. Rows of a partition, or of a table that inherits,
+are also those of the table above.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twophase.sinks.base import two_owners
+from twophase.sinks.postgres import history
+from twophase.storage.database import Table
+
+OWNERS = Table(history.SCHEMA, "owner")
+_CREATE = """CREATE TABLE IF NOT EXISTS {} (target text PRIMARY KEY, pipeline text NOT NULL,
+    taken_at timestamptz NOT NULL DEFAULT now())"""
+
+
+def create(cursor: Any) -> None:  # noqa: ANN401 - a cursor
+    """Make the table of owners, unless it is there."""
+    from psycopg2 import sql
+
+    cursor.execute("SELECT to_regclass(%s)", (str(OWNERS),))
+    if cursor.fetchone()[0] is None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks'))")
+        cursor.execute(sql.SQL(_CREATE).format(OWNERS.sql))
+
+
+def owner_of(cursor: Any, target: Table) -> str | None:  # noqa: ANN401 - a cursor
+    """Return whose a target is; None: nobody has taken it. Nobody hands it over before this transaction ends."""
+    from psycopg2 import sql
+
+    cursor.execute("SELECT to_regclass(%s)", (str(OWNERS),))
+    if cursor.fetchone()[0] is None:
+        return None
+    cursor.execute(sql.SQL("SELECT pipeline FROM {} WHERE target = %s FOR SHARE").format(OWNERS.sql), (str(target),))
+    row = cursor.fetchone()
+    return row[0] if row else None
+
+
+def claim(cursor: Any, pipeline: str, target: Table, markers: Table) -> str | None:  # noqa: ANN401 - a cursor
+    """Take a target for a pipeline, unless it is another's or holds what another promoted: then say so."""
+    from psycopg2 import sql
+
+    owner = owner_of(cursor, target)
+    if owner is None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks owner'))")  # none is taken beside it
+        before = sql.SQL("SELECT pipeline FROM {} WHERE target = %s AND pipeline <> %s LIMIT 1")
+        cursor.execute(before.format(markers.sql), (str(target), pipeline))
+        if row := cursor.fetchone():
+            owner = row[0]
+        else:
+            create(cursor)
+            take = sql.SQL("INSERT INTO {} (target, pipeline) VALUES (%s, %s) ON CONFLICT DO NOTHING")
+            cursor.execute(take.format(OWNERS.sql), (str(target), pipeline))
+            owner = owner_of(cursor, target)
+    if owner not in {None, pipeline}:
+        return two_owners(f"table {target}", str(owner))
+    if other := _relative(cursor, pipeline, target):
+        return two_owners(f"table {target} shares rows with {other[0]}, which", other[1])
+    return None
+
+
+def _relative(cursor: Any, pipeline: str, target: Table) -> tuple[str, str] | None:  # noqa: ANN401 - a cursor
+    """Return a table of another pipeline's whose rows are the target's too, and whose it is: a parent, a partition."""
+    from psycopg2 import sql
+
+    query = sql.SQL(
+        "WITH RECURSIVE it AS (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        "  WHERE n.nspname = %(schema)s AND c.relname = %(name)s),"
+        " above AS (SELECT oid FROM it UNION SELECT inhparent FROM pg_inherits JOIN above ON inhrelid = above.oid),"
+        " below AS (SELECT oid FROM it UNION SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = below.oid)"
+        " SELECT o.target, o.pipeline FROM (SELECT oid FROM above UNION SELECT oid FROM below) AS r"
+        " JOIN pg_class c ON c.oid = r.oid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " JOIN {} AS o ON o.target = n.nspname || '.' || c.relname WHERE o.pipeline <> %(pipeline)s LIMIT 1"
+    )
+    names = {"schema": target.schema, "name": target.name, "pipeline": pipeline}
+    cursor.execute(query.format(OWNERS.sql), names)
+    found: tuple[str, str] | None = cursor.fetchone()
+    return found
+
+
+def hand_over(cursor: Any, target: Table, old: str, new: str) -> str | None:  # noqa: ANN401 - a cursor
+    """Let a target belong to another pipeline from now on; return whose it is if it was neither's."""
+    from psycopg2 import sql
+
+    create(cursor)
+    take = sql.SQL(
+        "INSERT INTO {0} AS o (target, pipeline) VALUES (%s, %s)"
+        " ON CONFLICT (target) DO UPDATE SET pipeline = EXCLUDED.pipeline, taken_at = now() WHERE o.pipeline = %s"
+    )
+    cursor.execute(take.format(OWNERS.sql), (str(target), new, old))
+    owner = owner_of(cursor, target)
+    return None if owner == new else owner

@@ -1,0 +1,506 @@
+"""A table in PostgreSQL: rows staged in a table of their own, promoted in one transaction together with the marker."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.claims import Claim
+from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Column, Schema, widens
+from twophase.core.ports import Promotion
+from twophase.core.slots import Slot
+from twophase.row_queries.base import RowSet
+from twophase.row_queries.postgres_rows import Place, Rows
+from twophase.sinks.base import Attempt, Sink, two_owners
+from twophase.sinks.postgres import fit, owner, promotion, receipts, seal, slot_rows, staging_table
+from twophase.sinks.postgres.acceptance import Acceptance
+from twophase.sinks.postgres.changes import OURS
+from twophase.sinks.postgres.fit import BY_KEY, Fit
+from twophase.sinks.postgres.history import order_of
+from twophase.sinks.postgres.promotion import Mode, Promoter
+from twophase.sinks.postgres.slot_rows import SlotRows, by_checkpoint
+from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT, Columns
+from twophase.sinks.postgres.verification import Held
+from twophase.storage import database
+from twophase.storage.database import Table
+
+_AN = {"upsert": "an upsert", "retract": "a retract"}
+STAGING = "twophase_staging"
+_LEFT = re.compile(r"s_[0-9a-f]{8}_(\d{8,})_r(\d+)_a(\d+)_[0-9a-z]+")
+
+
+class Postgres(Sink):
+    """A table of a PostgreSQL database: append, upsert or retract by key, or replace as a whole."""
+
+    identity = ("slot_column",)
+    fixed_while_pending = ("table", "mode", "key", "attach")
+
+    def __init__(  # noqa: PLR0913 - what a user may declare
+        self,
+        table: str,
+        *,
+        conn_id: str,
+        mode: str = "append",
+        key: Iterable[str] = (),
+        create: bool = False,
+        attach: bool = False,
+        history: int | None = None,
+        slot_column: str | None = None,
+        staging_conn_id: str | None = None,
+        staging_schema: str = STAGING,
+    ) -> None:
+        """Declare a table (`name` or `schema.name`) in the database of an Airflow connection.
+
+        `append` adds rows, which carry their checkpoint in `_checkpoint`; `upsert` changes or adds by `key`; `retract`
+        applies a changelog by `key`, whose column `_change` says +I, -U, +U or -D; `replace` puts a checkpoint in the
+        place of the whole table, and a slot in the place of the slot's rows: those of its checkpoint, or with
+        `slot_column` all whose column lies in the slot. `create` makes the target, and adds columns that are new.
+        With `attach` the target is partitioned by `_checkpoint`, and a checkpoint becomes a partition as it is.
+        What `upsert` and `retract` overwrite is kept, so that a checkpoint can be run again or come late; `history`
+        says of how many checkpoints, the latest ones: None of all, 0 of none.
+        `staging_conn_id` is for an account that may only stage.
+        """
+        self.table = str(table)
+        self.conn_id = conn_id
+        self.mode = mode
+        self.key = [key] if isinstance(key, str) else list(key)
+        self.create = create
+        self.attach = attach
+        self.history = history
+        self.slot_column = slot_column
+        self._by_slots = False
+        self.staging_conn_id = staging_conn_id
+        self.staging_schema = staging_schema
+        self.target = Table.parse(self.table)
+        fit.check_declared(self._named, conn_id, self._mode, slot_column, staging_schema)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one: connections by their ids."""
+        return {
+            "table": str(self.target),
+            "conn_id": self.conn_id,
+            "mode": self.mode,
+            "key": self.key,
+            "create": self.create,
+            "attach": self.attach,
+            "history": self.history,
+            "slot_column": self.slot_column,
+            "staging_conn_id": self.staging_conn_id,
+            "staging_schema": self.staging_schema,
+        }
+
+    @property
+    def _named(self) -> str:
+        return f"sinks.Postgres {self.table!r}"
+
+    def location(self) -> str:
+        """Return connection and table."""
+        return f"postgres:{self.conn_id}:{self.target}"
+
+    def connections(self) -> tuple[str, ...]:
+        """Return the connection that rows are staged by."""
+        return (self._staging_conn_id,)
+
+    @property
+    def _staging_conn_id(self) -> str:
+        return self.staging_conn_id or self.conn_id
+
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
+        """Hear whether the pipeline goes by slots: then `replace` means the slot's rows."""
+        super().join(pipeline, name, slotted=slotted)
+        self._by_slots = slotted
+
+    def claim(self, slot: str) -> Claim | None:
+        """Return the rows that a column says are the slot's."""
+        return None if self.slot_column is None else SlotRows(self.slot_column, Slot.parse(slot)).claim
+
+    def widens(self, before: str, after: str) -> bool:
+        """Let types be wider: the target's column is what it is, and each value that is staged has to fit into it."""
+        return widens(before, after)
+
+    @property
+    def slotted(self) -> bool:
+        """Say whether a slot owns the rows that a column says."""
+        return self.slot_column is not None
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        """What comes later wins, so nothing may overtake; appended rows and slots do not get into each other's way."""
+        return self.mode in BY_KEY or (self.mode == "replace" and not (self._by_slots or self.slotted))
+
+    def objection(self, *, latest: bool) -> str | None:
+        """Refuse what would bring an older state back, and what others may have been computed from."""
+        if self.mode in BY_KEY and self.history == 0:
+            return f"what {_AN[self.mode]} has overwritten is not kept, with history=0"
+        if self.mode in BY_KEY and not latest:
+            return (
+                f"{_AN[self.mode]} comes after what was there before, and later checkpoints came after this one;"
+                " run them again with it: `twophase backfill` from this one through the latest"
+            )
+        if self.mode == "replace" and not latest:
+            return "a later checkpoint has taken the place of the whole table"
+        return None
+
+    # --- before anything is recorded ---------------------------------------------------------------------------------
+
+    def prepare(self, slot: str | None = None) -> None:
+        """See that the target fits, and make the places for staging and for markers."""
+        import psycopg2
+
+        if slot is not None and self.mode in BY_KEY and not self._mode.keeps:
+            msg = f"{self._named}: with history=0 there is no order between slots; keep some, or append"
+            raise ConfigError(msg)
+        by_slots = self._by_slots or slot is not None
+        fit = Fit(self._named, self.target, self._mode, self.slot_column, by_slots=by_slots)
+        try:
+            stager = self._stager()
+            with database.committed(self.conn_id) as cursor:
+                fit.check_writable(cursor)
+                fit.check(cursor, slot)
+                fit.create_schema(cursor)
+                promotion.create_markers(cursor)
+                receipts.create(cursor)
+                fit.check_rights(cursor)
+                staging_table.create_schema(cursor, self.staging_schema, stager)
+                schemas = (self.staging_schema, promotion.MARKERS.schema)
+                seal.check_accounts(cursor, self._named, stager, self.target, schemas=schemas)
+                self._claim(cursor)
+        except psycopg2.Error as error:
+            msg = f"{self._named}: connection {self.conn_id}: {database.one_line(error)}"
+            raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+    def _claim(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Take the target for the pipeline that declares it."""
+        if self.pipeline is not None:
+            theirs = owner.claim(cursor, self.pipeline, self.target, promotion.MARKERS)
+            if theirs:
+                msg = f"{self._named}: {theirs}"
+                raise ConfigError(msg)
+
+    def owner(self) -> str | None:
+        """Return the pipeline that the target's database names as its owner."""
+        with self._looking() as cursor:
+            return owner.owner_of(cursor, self.target)
+
+    def hand_over(self, to: str) -> None:
+        """Let the target belong to another pipeline, unless its rows carry checkpoints of this one."""
+        with self._looking() as cursor:
+            numbered = CHECKPOINT in (database.columns_of(cursor, self.target) or {})
+            if numbered and not self._is_empty(cursor):
+                self._refuse(
+                    f"its rows carry checkpoints of pipeline {self.pipeline!r}, whose numbers would be those of {to!r},"
+                    f" too; rename the column {CHECKPOINT} and add a new one, or write to another table"
+                )
+            other = owner.hand_over(cursor, self.target, str(self.pipeline), to)
+        if other is not None:
+            self._refuse(two_owners("it", other))
+
+    def _is_empty(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether no row of the target carries a checkpoint."""
+        from psycopg2 import sql
+
+        query = sql.SQL("SELECT FROM {} WHERE {} IS NOT NULL LIMIT 1")
+        cursor.execute(query.format(self.target.sql, sql.Identifier(CHECKPOINT)))
+        return cursor.fetchone() is None
+
+    def _stager(self) -> str:
+        """Ask the server as whom rows are staged."""
+        with database.committed(self._staging_conn_id) as cursor:
+            cursor.execute("SELECT current_user")
+            found: str = cursor.fetchone()[0]
+        return found
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _prefix(self) -> str:
+        """Return what the names of this sink's staging tables begin with: nobody else writes to its target."""
+        return f"s_{hashlib.blake2s(self.location().encode(), digest_size=4).hexdigest()}"
+
+    def place(
+        self,
+        key: Key,
+        attempt: int,
+        token: str,
+        *,
+        slot: str | None = None,
+        older: Output | None = None,  # noqa: ARG002 - what it replaces the markers tell
+    ) -> Json:
+        """Name a staging table; the token keeps it apart if a restored record repeats epochs."""
+        name = f"{self._prefix}_{key.checkpoint_id:08d}_r{key.revision}_a{attempt}_{token}"
+        place: dict[str, Any] = {
+            "attempt": attempt,
+            "staging": [self.staging_schema, name],
+            "target": list(self.target),
+        }
+        place |= self._slot_place(slot)
+        if self.key or self.slot_column is not None:
+            place["order"] = order_of(key.checkpoint_id, slot)
+        return place
+
+    def _slot_place(self, slot: str | None) -> dict[str, Any]:
+        """Say which rows are the slot's, if it takes their place: its checkpoint's, or those that a column says."""
+        if slot is None and self.slot_column is not None:
+            msg = f"{self._named}: slot_column={self.slot_column!r}, but there is no slot; give it one"
+            raise ConfigError(msg)
+        if slot is None or self.mode != "replace":
+            return {}
+        return {"slot": slot} if self.slot_column is None else {"slot": slot, "slot_column": self.slot_column}
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401, ARG002 - a DataFrame
+        """Let the executors load the rows into the staging table."""
+        schema = staging_table.schema_of(frame)
+        columns = self.open(key, sink, handle, schema)
+        ready = staging_table.converted(frame, columns)
+        staging_table.load(_which(key, sink), ready, self._staging_conn_id, Table(*handle["staging"]))
+        return self.seal(key, sink, handle, schema, columns)
+
+    def open(self, key: Key, sink: str, handle: Json, schema: Schema) -> Columns:
+        """Make the staging table, with the target's types; a column that does not fit is an error."""
+        if self.key and (ours := [column.name for column in schema if column.name.startswith(OURS)]):
+            msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
+            raise ConfigError(msg)
+        with database.committed(self._staging_conn_id) as cursor:
+            asked = fit.asked_of(cursor, self.target)
+            columns = self._plan(cursor, _which(key, sink), schema)
+            numbered = [CHECKPOINT] if self._promoter(key, handle, {}).numbers else []
+            fit.check_columns(_which(key, sink), asked, [*columns, *numbered], self._mode)
+            if rows := SlotRows.of(handle):
+                kind = columns[rows.column][0] if rows.column in columns else None
+                slot_rows.check_column(cursor, _which(key, sink), rows.column, kind, rows.slot.text)
+            checkpoint = key.checkpoint_id if self.attach else None
+            staging_table.create(cursor, Table(*handle["staging"]), columns, checkpoint)
+        return columns
+
+    def seal(self, key: Key, sink: str, handle: Json, schema: Schema, columns: Columns) -> Json:
+        """Look at what was loaded: types, keys, how many rows; return the manifest's summary."""
+        which, table = _which(key, sink), Table(*handle["staging"])
+        hit("stage.written")
+        with database.committed(self._staging_conn_id) as cursor:
+            staging_table.finish(cursor, which, table, columns, self.key)
+            if rows := SlotRows.of(handle):
+                rows.check_staged(cursor, which, table, columns[rows.column][0])
+            found = staging_table.look(cursor, table)
+            cursor.execute("SELECT pg_total_relation_size(%s)", (f'"{table.schema}"."{table.name}"',))
+            size = cursor.fetchone()[0]
+        if found is None:
+            msg = f"{which}: staging table {table} is gone; stage it again"
+            raise ManifestMismatch(msg)
+        hit("stage.durable")
+        return {
+            "digest": found.digest(table),
+            "files": len(found.parts),
+            "rows": found.rows,
+            "bytes": size,
+            "schema": [list(column) for column in schema],
+        }
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Seal the staging table; raise ManifestMismatch unless it has the parts that the manifest says."""
+        table = Table(*handle["staging"])
+        with self._looking() as cursor:
+            database.make_durable(cursor)
+            if strange := seal.seal(cursor, table, self.target, self._expected(cursor, key, manifest)):
+                msg = f"checkpoint {key}: {strange}"
+                raise ManifestMismatch(msg)
+            found = staging_table.look(cursor, table)
+            promoter = self._promoter(key, handle, manifest)
+            marker = promoter.marker(cursor)
+            later = promoter.later(cursor)
+            forgotten = promoter.has_no_place(cursor)
+            shared = promoter.foreign(cursor) or promoter.shared(cursor)
+        if marker is None and later:
+            msg = f"checkpoint {key}: {later}"
+            raise ManifestMismatch(msg)
+        if forgotten or shared:
+            why = shared or f"{forgotten}; a longer history= keeps more from now on"
+            msg = f"checkpoint {key}: {why}"
+            raise ConfigError(msg)
+        if marker is not None and marker[1]["digest"] not in handle.get("earlier", ()):
+            msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
+            raise ManifestMismatch(msg)
+        if found is None or found.digest(table) != manifest["digest"]:
+            what = "is not there" if found is None else f"has {found.rows} rows, expected {manifest['rows']}"
+            msg = f"checkpoint {key}: staging table {table} {what}; stage it again"
+            raise ManifestMismatch(msg)
+        Acceptance(promoter).check()
+
+    def _expected(self, cursor: Any, key: Key, manifest: Json) -> dict[str, str]:  # noqa: ANN401 - a cursor
+        """Return the columns of a staging table, with their types, by what the manifest says and the target has."""
+        plan = self._plan(cursor, f"checkpoint {key}", tuple(Column(*column) for column in manifest["schema"]))
+        marked = {CHECKPOINT: "bigint"} if self.attach else {}
+        return {name: postgres for name, (postgres, _) in plan.items()} | marked
+
+    def _plan(self, cursor: Any, which: str, schema: Schema) -> Columns:  # noqa: ANN401 - a cursor
+        """Say for each column which type it has in the target and how it gets there."""
+        there, bases = database.columns_of(cursor, self.target), fit.domains_of(cursor, self.target)
+        changes = self.mode == "retract"
+        return staging_table.plan(which, schema, there, create=self.create, changes=changes, bases=bases)
+
+    def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
+        """Return what an attempt staged; of a changelog the changes themselves."""
+        return Rows(self.conn_id, Place(Table(*handle["staging"])), manifest["schema"])
+
+    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - likewise
+        """Return the rows whose keys are staged, or that are the slot's, as they are and as they would be."""
+        table, rows, then = Table(*handle["staging"]), SlotRows.of(handle), None
+        if rows is None and self.mode not in BY_KEY:
+            return None
+        schema = [column for column in manifest["schema"] if column[0] != CHANGE]
+        with self._looking() as cursor:
+            there = database.columns_of(cursor, self.target)
+            if rows is not None:
+                now = rows.where(cursor, self.target)
+            else:
+                names = [name for name, _ in schema]
+                now, then = staging_table.changing(
+                    cursor, table, self.target, key=self.key, columns=names, mode=self.mode
+                )
+        after = Rows(self.conn_id, Place(table, instead=then), schema, "after")
+        if there is None:
+            return after.nothing(), after
+        known = [column for column in schema if column[0] in there]
+        return Rows(self.conn_id, Place(self.target, where=now), known, "before"), after
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
+        mode = self._mode
+        if by_checkpoint(self.mode, handle):  # to replace a slot's rows is to append its next revision
+            mode = replace(mode, name="append")
+        return Promoter(self.conn_id, mode, key, handle, manifest)
+
+    @property
+    def _mode(self) -> Mode:
+        return Mode(self.mode, tuple(self.key), create=self.create, attach=self.attach, history=self.history)
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands without changing it."""
+        return self._promoter(key, handle, manifest).find()
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Apply the staged rows in one transaction with the marker."""
+        return self._promoter(key, handle, manifest).promote()
+
+    def discard(self, key: Key, handle: Json) -> None:  # noqa: ARG002 - every attempt of it goes
+        """Remove what any attempt of a dead revision staged."""
+        for left in self.attempts():
+            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+                self.remove(left)
+
+    # --- sweep -------------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> Iterator[Attempt]:
+        """List the staging tables of this sink."""
+        with self._looking() as cursor:
+            names = staging_table.tables(cursor, self.staging_schema, f"{self._prefix}_")
+        for name in names:
+            if match := _LEFT.fullmatch(name):
+                yield Attempt(int(match[1]), int(match[2]), int(match[3]), name)
+
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those."""
+        with self._looking() as cursor:
+            staging_table.drop(cursor, Table(self.staging_schema, left.path))
+
+    @contextmanager
+    def _looking(self) -> Iterator[Any]:
+        """Hand out a cursor in the target database; its errors say which sink it was."""
+        import psycopg2
+
+        try:
+            with database.committed(self.conn_id) as cursor:
+                yield cursor
+        except psycopg2.Error as error:
+            msg = f"{self.location()}: {database.one_line(error)}"
+            raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
+
+    # --- for a record that is older than the table -------------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt; markers of a time without any tell no numbers."""
+        with self._looking() as cursor:
+            return receipts.newest(cursor, self.target, pipeline)
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the markers."""
+        with self._looking() as cursor:
+            yield from receipts.since(cursor, self.target, pipeline, since)
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
+        """Yield every marker."""
+        with self._looking() as cursor:
+            yield from receipts.marked(cursor, promotion.MARKERS, self.target, pipeline)
+
+    # --- verify, read ------------------------------------------------------------------------------------------------
+
+    def verify(self, output: Output) -> Iterator[str]:
+        """Compare a committed revision with its marker, its own rows by number, upserted ones by key."""
+        promoter = self._promoter(output.key, output.handle, output.manifest)
+        with self._looking() as cursor:
+            yield from self._held(cursor).differences(output, promoter)
+
+    def strangers(self, known: Iterable[Output]) -> Iterator[str]:
+        """Yield the checkpoints that rows name and no committed revision does."""
+        known = list(known)
+        if self.mode == "append" or any(by_checkpoint(self.mode, output.handle) for output in known):
+            with self._looking() as cursor:
+                yield from self._held(cursor).strangers(known)
+
+    def stands(self, output: Output) -> bool:
+        """Say whether a revision's rows are the ones in the target: no later revision has taken their place."""
+        with self._looking() as cursor:
+            return self._held(cursor).stands(output)
+
+    def _held(self, cursor: Any) -> Held:  # noqa: ANN401 - a cursor
+        return Held(cursor, self.target, self._mode)
+
+    def committed(self, output: Output) -> RowSet:
+        """Return the rows of a decided revision, as long as they are the ones in the target."""
+        if self.mode in BY_KEY:
+            self._refuse(f"what a checkpoint of mode {self.mode!r} changed is not told apart once it is committed")
+        if not self.stands(output):
+            msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
+            raise Swept(msg)
+        with self._looking() as cursor:
+            mine = self._held(cursor).mine(output)
+        return Rows(self.conn_id, Place(self.target, where=mine), output.manifest["schema"], "committed")
+
+    def check_readable(self, outputs: Sequence[Output] = ()) -> None:
+        """Raise ConfigError unless rows say whose they are."""
+        whole = self.mode == "replace" and not all("slot" in output.handle for output in outputs)
+        if self.mode in BY_KEY or whole:
+            self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
+        if self.slot_column is not None:
+            with self._looking() as cursor:
+                columns = database.columns_of(cursor, self.target) or {}
+            if CHECKPOINT not in columns:
+                self._refuse(
+                    f"rows do not say whose they are; read the table itself, or add a column {CHECKPOINT} bigint"
+                )
+
+    def reading_connections(self) -> tuple[str, ...]:
+        """Return the connection that rows are read by."""
+        return (self.conn_id,)
+
+    def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return a frame over the rows of decided revisions that still stand."""
+        from twophase.sinks.postgres import row_read
+
+        self.check_readable(outputs)
+        for output in outputs:
+            if not self.stands(output):
+                msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
+                raise ManifestMismatch(msg)
+        return row_read.frame(spark, self.conn_id, self.target, outputs)
+
+
+def _which(key: Key, sink: str) -> str:
+    return f"checkpoint {key}: sink {sink!r}"

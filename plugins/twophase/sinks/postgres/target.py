@@ -1,0 +1,123 @@
+"""The target itself: how it is made, gets columns, and takes a staging table in as a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from twophase.core.checkpoint import Key
+from twophase.sinks.postgres import demands, staging_table
+from twophase.storage import database
+from twophase.storage.database import Table
+
+
+class Made(NamedTuple):
+    """What a target is made of."""
+
+    #: Each with its type, and what else is said of it.
+    columns: Mapping[str, str]
+    key: tuple[str, ...] = ()
+    partitioned_by: str | None = None
+    indexed: str | None = None
+
+
+def create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a cursor
+    """Make the target, or add the columns that are new; of checkpoints that are promoted at once one does."""
+    from psycopg2 import sql
+
+    there = database.columns_of(cursor, target)
+    if there is None or made.columns.keys() - there.keys():
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"twophase_sinks {target}",))
+        there = database.columns_of(cursor, target)
+    if there is None:
+        _create(cursor, target, made)
+        return
+    for name, kind in made.columns.items():
+        if name not in there:
+            add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
+            cursor.execute(add.format(target.sql, sql.Identifier(name), sql.SQL(kind)))
+
+
+def _create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a cursor
+    from psycopg2 import sql
+
+    lines = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in made.columns.items()]
+    if made.key:
+        lines.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, made.key))))
+    by = sql.SQL("")
+    if made.partitioned_by:
+        by = sql.SQL(" PARTITION BY LIST ({})").format(sql.Identifier(made.partitioned_by))
+    cursor.execute(sql.SQL("CREATE TABLE {} ({}){}").format(target.sql, sql.SQL(", ").join(lines), by))
+    if made.indexed:
+        cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(target.sql, sql.Identifier(made.indexed)))
+
+
+def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa: ANN401 - a cursor
+    """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
+    from psycopg2 import sql
+
+    if found := demands.kind_of(cursor, target):
+        fit(cursor, found.oid, staged)
+    if old := partition_of(cursor, target, key.checkpoint_id):
+        cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(target.sql, old.sql))
+        cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(old.sql))  # as staging.drop does
+    attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})")
+    cursor.execute(attach.format(target.sql, staged.sql, sql.Literal(key.checkpoint_id)))
+    cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(staging_table.parts_of(staged).sql))
+    named = partition_name(staged)
+    cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.sql, sql.Identifier(named.name)))
+    told = sql.Literal(f"checkpoint {key.checkpoint_id} of {target}, revision {key.revision} of {key.pipeline}")
+    cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(named.sql, told))
+
+
+def fit(cursor: Any, oid: int, staged: Table) -> None:  # noqa: ANN401 - a cursor
+    """Give a staging table what a partition has to have like its table: columns, NOT NULL and CHECK.
+
+    What it has already is left alone, so it may be repeated, and comes to nothing if the target has not changed since.
+    """
+    from psycopg2 import sql
+
+    own = demands.kind_of(cursor, staged)
+    if own is None:
+        return
+    there = {column.name: column for column in demands.columns_of(cursor, own.oid)}
+    changes = [
+        sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(name), sql.SQL(definition))
+        for name, definition in demands.definitions_of(cursor, oid).items()
+        if name not in there
+    ]
+    changes += [
+        sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(column.name))
+        for column in demands.columns_of(cursor, oid)
+        if column.not_null and not (column.name in there and there[column.name].not_null)
+    ]
+    names = {check.name for check in demands.checks_of(cursor, own.oid)}
+    changes += [
+        sql.SQL("ADD CONSTRAINT {} {}").format(sql.Identifier(check.name), sql.SQL(check.definition))
+        for check in demands.checks_of(cursor, oid)
+        if check.name not in names
+    ]
+    if changes:
+        cursor.execute(sql.SQL("ALTER TABLE {} {}").format(staged.sql, sql.SQL(", ").join(changes)))
+
+
+def partition_name(staged: Table) -> Table:
+    """Return what a staging table is called once it is a partition: as private to its attempt as it was before.
+
+    No other table has the name, whatever the target's is and however it is cut. It is none of a staging table any more:
+    detached one day, it is nothing to sweep.
+    """
+    return Table(staged.schema, f"p{staged.name.removeprefix('s')}")
+
+
+def partition_of(cursor: Any, target: Table, checkpoint_id: int) -> Table | None:  # noqa: ANN401 - a cursor
+    """Return the partition that holds a checkpoint's rows."""
+    cursor.execute(
+        "SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class p ON p.oid = i.inhparent"
+        " JOIN pg_namespace s ON s.oid = p.relnamespace WHERE s.nspname = %s AND p.relname = %s"
+        " AND pg_get_expr(c.relpartbound, c.oid) = %s",
+        (*target, f"FOR VALUES IN ('{checkpoint_id}')"),
+    )
+    row = cursor.fetchone()
+    return Table(*row) if row else None

@@ -1,0 +1,119 @@
+"""The receipts of decisions beside a table: what a record that has forgotten them is told by.
+
+    <home>/receipts/<pipeline>/000000012/000000012345.json      of the decision with commit_seq 12,345
+
+A receipt is kept before the output becomes visible, so whatever a table shows has one. It says all that the record knew
+of the decision: the input, the participants, when, by whom. One commit_seq is one decision's for ever; a record that is
+older than the table, and gives it to another, is told so here. Folders of a thousand keep "which is the newest?" cheap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.failpoints import hit
+from twophase.storage.base import Storage, Where
+
+#: How many receipts share a folder.
+SHARE = 1000
+_SUFFIX = ".json"
+_DONE = ".done"
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """What is kept in one place, of any pipeline that ever wrote there."""
+
+    storage: Storage
+    home: Where
+
+    def _folder(self, pipeline: str) -> str:
+        return f"{self.home}/receipts/{pipeline}"
+
+    def _path(self, pipeline: str, seq: int, suffix: str = _SUFFIX) -> str:
+        return f"{self._folder(pipeline)}/{seq // SHARE:09d}/{seq:012d}{suffix}"
+
+    def keep(self, receipt: Json | None) -> str | None:
+        """Keep a receipt, durably; return why it cannot be: its number is another decision's. Repeatable.
+
+        What is staged again after its decision has a later epoch, and the later one stays.
+        """
+        if receipt is None:
+            return None
+        content = json.dumps(receipt, separators=(",", ":")).encode()
+        path = self._path(receipt["pipeline"], receipt["commit_seq"])
+        try:
+            self.storage.create(path, content)
+        except FileExistsError:
+            there = json.loads(self.storage.read(path))
+            if refusal := conflict(receipt, there):
+                return refusal
+            if there["epoch"] < receipt["epoch"]:
+                self.storage.replace(path, content)
+        hit("promote.receipt")
+        return None
+
+    def of(self, pipeline: str, seq: int) -> Json | None:
+        """Return the receipt of a decision; None: there is none."""
+        try:
+            found: Json = json.loads(self.storage.read(self._path(pipeline, seq)))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the highest commit_seq that has a receipt; None: there is none."""
+        for share in reversed(self._shares(pipeline)):
+            if found := self._numbers(pipeline, share):
+                return max(found)
+        return None
+
+    def since(self, pipeline: str, seq: int) -> Iterator[Json]:
+        """Yield the receipts from one commit_seq on, in order."""
+        for share in self._shares(pipeline):
+            if share >= seq // SHARE:
+                for number in sorted(self._numbers(pipeline, share)):
+                    if number >= seq and (found := self.of(pipeline, number)):
+                        yield found
+
+    def _shares(self, pipeline: str) -> list[int]:
+        return sorted(int(name) for name, _ in self.storage.entries(self._folder(pipeline)) if name.isdigit())
+
+    def _numbers(self, pipeline: str, share: int) -> list[int]:
+        entries = self.storage.entries(f"{self._folder(pipeline)}/{share:09d}")
+        stems = [name.removesuffix(_SUFFIX) for name, _ in entries if name.endswith(_SUFFIX)]
+        return [int(stem) for stem in stems if stem.isdigit()]
+
+    # --- for a sink whose own memory is elsewhere --------------------------------------------------------------------
+
+    def close(self, receipt: Json | None) -> None:
+        """Note that all of a decision was carried out here."""
+        if receipt is not None:
+            self.storage.create(self._path(receipt["pipeline"], receipt["commit_seq"], _DONE), b"")
+
+    def is_closed(self, key: Key, seq: int) -> bool:
+        """Say whether all of a decision was carried out here."""
+        try:
+            self.storage.read(self._path(key.pipeline, seq, _DONE))
+        except FileNotFoundError:
+            return False
+        found = self.of(key.pipeline, seq)
+        return found is not None and key_of(found) == key
+
+
+def key_of(receipt: Json) -> Key:
+    """Return whose receipt it is."""
+    return Key(receipt["pipeline"], receipt["checkpoint_id"], receipt["revision"])
+
+
+def conflict(mine: Json, there: Json) -> str | None:
+    """Say that a commit_seq is another decision's; None: it is the same one."""
+    if key_of(mine) == key_of(there):
+        return None
+    return (
+        f"commit_seq {mine['commit_seq']} is that of {key_of(there)} here: the record is older than what this sink"
+        f" holds; see `twophase reconcile {mine['pipeline']}`"
+    )

@@ -1,0 +1,100 @@
+"""What Spark wrote into a staging folder, made durable and described by a manifest."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from twophase.core.checkpoint import Json, Key
+from twophase.core.errors import ManifestMismatch, NoSpace
+from twophase.core.failpoints import hit
+from twophase.core.manifest import Manifest, Schema
+from twophase.storage import disk
+from twophase.storage.base import Known, Storage, Target, Where
+
+
+class Staging(Protocol):
+    """Where one attempt's output is staged, and its manifest goes."""
+
+    key: Key
+    storage: Storage
+
+    @property
+    def side(self) -> Where:
+        """Return the folder that both are in."""
+        ...
+
+    @property
+    def staged(self) -> Where:
+        """Return the folder of its files."""
+        ...
+
+    def manifest(self, attempt: int) -> Where:
+        """Return where an attempt's manifest is."""
+        ...
+
+
+class Written(NamedTuple):
+    """What was written, and how it is read."""
+
+    attempt: int
+    sink: str
+    schema: Schema
+    format: str
+    options: Json
+    #: See `Manifest.folder`.
+    folder: str | None = None
+
+
+def prefix(key: Key, attempt: int) -> str:
+    """Return what the names of an attempt's files begin with."""
+    return f"part-r{key.revision}-a{attempt}"
+
+
+def seal(place: Staging, written: Written, known: Mapping[str, Known] | None = None) -> Json:
+    """Make what lies in the staging folder durable, and keep its manifest; return the manifest's summary.
+
+    `known` is what the writers said of their files, where they did.
+    """
+    key, attempt = place.key, written.attempt
+    hit("stage.written")
+    with explained(place, written.sink):
+        target = Target(place.staged, prefix(key, attempt), written.format, written.options)
+        files = tuple(place.storage.seal(target, known))
+        manifest = Manifest(key, written.sink, attempt, written.schema, files, written.folder)
+        hit("stage.durable")
+        content = manifest.dumps()
+        try:
+            place.storage.create(place.manifest(attempt), content)
+        except FileExistsError as error:
+            msg = (
+                f"checkpoint {key}: sink {written.sink!r}: another attempt {attempt} left the manifest"
+                f" {place.manifest(attempt)}: the record is older than the table; run again"
+            )
+            raise ManifestMismatch(msg) from error
+    hit("stage.manifest")
+    return manifest.summary(disk.digest(content))
+
+
+@contextmanager
+def explained(place: Staging, sink: str) -> Iterator[None]:
+    """Say in words that the storage is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            msg = f"checkpoint {place.key}: sink {sink!r}: no space left for {place.side}; nothing was committed"
+            raise NoSpace(msg) from error
+        raise
+
+
+def expect_output(place: Staging, sink: str) -> None:
+    """Raise ManifestMismatch if a job of the user's own wrote nothing to the staging folder."""
+    if not place.storage.has(place.staged):
+        msg = (
+            f"checkpoint {place.key}: sink {sink!r}: the job ended well and wrote nothing to {place.staged}; pass it"
+            f" {{{{ staging('{sink}') }}}} as its output path"
+        )
+        raise ManifestMismatch(msg)

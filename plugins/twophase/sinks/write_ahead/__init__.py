@@ -1,0 +1,1 @@
+"""Any system at all: rows are sent once their checkpoint is decided."""

@@ -1,0 +1,206 @@
+"""The memory of a write-ahead sink as a table in PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.errors import Busy, ConfigError, SinkUnavailable
+from twophase.sinks.write_ahead.committers import CheckpointCommitter
+from twophase.storage import database
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Session  # noqa: N812 - psycopg2's own name says nothing
+
+_CONNECT_SECONDS = 10
+_TABLE_PARTS = 2
+#: From this version on a server may end sessions that are idle: ours is, while rows are sent.
+_ENDS_IDLE_SESSIONS = 140_000
+
+
+class Postgres(CheckpointCommitter):
+    """A small table in a PostgreSQL database: that of the connection `conn_id`, or the committer database.
+
+    Its rows are never deleted (R6). The lock is the database's own (an advisory one) and belongs to the session that
+    also commits: whoever has lost the session has lost the lock, and can neither ask nor commit any more.
+    """
+
+    def __init__(
+        self,
+        job_id: str = "",
+        operator_id: str = "",
+        *,
+        conn_id: str | None = None,
+        table: str = "twophase_write_ahead.committed",
+    ) -> None:
+        """Declare where it is kept; `table` is `schema.name`, created when it is not there."""
+        super().__init__(job_id, operator_id)
+        self.conn_id = conn_id
+        self.table = table
+        self._session: Session | None = None
+        parts = table.split(".")
+        if not all(parts) or len(parts) != _TABLE_PARTS:
+            msg = f"committers.Postgres: table {table!r}: expected `schema.name`"
+            raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {"conn_id": self.conn_id, "table": self.table}
+
+    def create_resource(self) -> None:
+        """Create the table, and its schema, unless they are there: then no right to create anything is needed."""
+        with self, self._explained() as cursor:
+            schema, _ = self.table.split(".")
+            cursor.execute("SELECT to_regclass(%s) IS NULL, to_regnamespace(quote_ident(%s)) IS NULL",
+                           (self._quoted(), schema))  # fmt: skip
+            table_missing, schema_missing = cursor.fetchone() or (True, True)
+            if not table_missing:
+                self._check_lasts(cursor)
+                return
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"create {self.table}",))
+            if schema_missing:
+                cursor.execute(self._sql("CREATE SCHEMA IF NOT EXISTS {schema}"))
+            cursor.execute(
+                self._sql("""CREATE TABLE IF NOT EXISTS {table} (
+                    job_id text, operator_id text, subtask_id integer, checkpoint_id bigint, revision integer,
+                    committed_at timestamptz NOT NULL DEFAULT now(),
+                    PRIMARY KEY (job_id, operator_id, checkpoint_id, revision, subtask_id))""")
+            )
+            cursor.execute("COMMIT")
+
+    def _check_lasts(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
+        """Refuse a table that a crash of the server empties: all that it remembers would be sent again."""
+        cursor.execute("SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass(%s)", (self._quoted(),))
+        if not cursor.fetchone()[0]:
+            msg = (
+                f"committers.Postgres: table {self.table} is UNLOGGED, and a crash of the server empties it; expected a"
+                f" logged one: ALTER TABLE {self._quoted()} SET LOGGED"
+            )
+            raise ConfigError(msg)
+
+    def open(self) -> None:
+        """Open a session of its own, outside any transaction: it is idle while rows are sent."""
+        import psycopg2
+
+        try:
+            session = psycopg2.connect(
+                self._dsn(),
+                connect_timeout=_CONNECT_SECONDS,
+                application_name=f"twophase write-ahead {socket.gethostname()}:{os.getpid()}"[:63],
+            )
+        except psycopg2.Error as error:
+            raise self._in_words(error) from error
+        session.autocommit = True
+        self._session = session
+        try:
+            with self._explained() as cursor:
+                # A name without a schema is PostgreSQL's own, whatever others have put where it would be looked for.
+                cursor.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
+                # A machine that vanished must not hold the lock for the hours that a server waits by itself.
+                cursor.execute("SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5;"
+                               " SET tcp_keepalives_count = 4")  # fmt: skip
+                # What is remembered has to outlive the server, whatever is usual there.
+                cursor.execute("SELECT set_config('synchronous_commit', 'on', false)"
+                               " WHERE current_setting('synchronous_commit') = 'off'")  # fmt: skip
+                if session.server_version >= _ENDS_IDLE_SESSIONS:
+                    cursor.execute("SET idle_session_timeout = 0")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the session, and with it the lock."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def is_committed(self, subtask: int, checkpoint: int, revision: int) -> bool:
+        """Look for the row."""
+        with self._explained() as cursor:
+            cursor.execute(
+                self._sql("""SELECT FROM {table} WHERE job_id = %s AND operator_id = %s AND subtask_id = %s
+                    AND checkpoint_id = %s AND revision = %s"""),
+                (self.job_id, self.operator_id, subtask, checkpoint, revision),
+            )
+            return cursor.fetchone() is not None
+
+    def commit(self, subtask: int, checkpoint: int, revision: int) -> None:
+        """Insert the row, in the session that holds the lock."""
+        with self._explained() as cursor:
+            cursor.execute(
+                self._sql("""INSERT INTO {table} (job_id, operator_id, subtask_id, checkpoint_id, revision)
+                    VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"""),
+                (self.job_id, self.operator_id, subtask, checkpoint, revision),
+            )
+
+    @contextmanager
+    def lock(self, patience: float) -> Iterator[None]:
+        """Take the database's lock for this job and operator; it ends with the session, wherever the holder is."""
+        import psycopg2.errors
+
+        key = f"twophase write-ahead {self.job_id}/{self.operator_id}"
+        with self._explained() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (f"{max(int(patience * 1000), 1)}ms",))
+            try:
+                cursor.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (key,))
+            except psycopg2.errors.LockNotAvailable:
+                cursor.execute(_HOLDER, (key,))
+                holder = next(iter(cursor.fetchone() or ()), "a session that has just ended")
+                msg = f"{self.which}: another promoter is sending: {holder}"
+                raise Busy(msg) from None
+        try:
+            yield
+        finally:
+            # A session that is gone has given it back already.
+            with suppress(SinkUnavailable), self._explained() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (key,))
+
+    def _dsn(self) -> str:
+        if self.conn_id is not None:
+            return database.dsn(self.conn_id)
+        from twophase.local.resolver import resolve
+
+        return resolve().dsn.replace("postgresql+psycopg2://", "postgresql://", 1)
+
+    def _quoted(self) -> str:
+        return ".".join('"{}"'.format(part.replace('"', '""')) for part in self.table.split("."))
+
+    def _sql(self, statement: str) -> Any:  # noqa: ANN401 - psycopg2's
+        from psycopg2 import sql
+
+        schema, name = self.table.split(".")
+        return sql.SQL(statement).format(table=sql.Identifier(schema, name), schema=sql.Identifier(schema))
+
+    @contextmanager
+    def _explained(self) -> Iterator[Any]:
+        """Hand out a cursor; what the database has against it is an error of ours, in one line."""
+        import psycopg2
+
+        if self._session is None:
+            msg = f"{self.which}: expected to be open; call open() first"
+            raise RuntimeError(msg)
+        try:
+            with self._session.cursor() as cursor:
+                yield cursor
+        except psycopg2.Error as error:
+            raise self._in_words(error) from error
+
+    def _in_words(self, error: Exception) -> SinkUnavailable | ConfigError:
+        """Say what the database has against it: it is away for now, or a person has to do something."""
+        said = f"{self.which}: table {self.table}: {database.one_line(error)}"
+        if database.passes(error):
+            return SinkUnavailable(said)
+        return ConfigError(f"{said}; create it by hand, or grant what is missing")
+
+
+#: Who holds an advisory lock, by the text that it was made of.
+_HOLDER = """SELECT concat(a.application_name, ', session ', a.pid, ' since ',
+        to_char(a.query_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), ' UTC')
+    FROM (SELECT hashtextextended(%s, 0) AS key) k
+    JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+        AND l.classid::bigint = ((k.key >> 32) & 4294967295) AND l.objid::bigint = (k.key & 4294967295)
+    JOIN pg_stat_activity a ON a.pid = l.pid"""

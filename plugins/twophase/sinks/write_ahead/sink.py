@@ -1,0 +1,387 @@
+"""Any system at all: rows are staged as a write-ahead log, and sent once their checkpoint is decided.
+
+In Flink this is GenericWriteAheadSink with its CheckpointCommitter. What it can promise, and what not, `sending` draws.
+
+    <path>.twophase/staging/00000018.r1.a3.7c1e09ab/…   the rows, one Parquet file per subtask, durable before the vote
+    <path>.twophase/manifests/00000018.r1.a3.json       which file is which subtask, for ever
+    <path>/                                             always empty: nothing becomes visible here
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twophase.core.declared import import_path
+from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
+from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
+from twophase.core.ports import Outcome, Promotion
+from twophase.sinks.base import Attempt, Sink
+from twophase.sinks.files.sink import Files
+from twophase.sinks.staged_files.layout import ATTEMPT, Place, side
+from twophase.sinks.staged_files.receipts import Receipts
+from twophase.sinks.write_ahead.committers import CheckpointCommitter, Mark, declared
+from twophase.sinks.write_ahead.delivery import ID, REVISION, Delivery, Row, Sends
+from twophase.storage.base import DISK
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from twophase.core.checkpoint import Json, Key, Output
+    from twophase.core.manifest import Column
+    from twophase.row_queries.duckdb_rows import Relation
+
+log = logging.getLogger("twophase")
+
+_CLASS = re.compile(r"[\w.]+:[\w.]+")
+_SECRET = re.compile(r"(?i).*(password|passwd|secret|token|api_?key)")
+#: To the sweeper what the committer remembers of a revision is an attempt's: one that is dead when the revision ended.
+_MARKS = 2**31
+
+
+class Sender(ABC):
+    """What the rows of a `WriteAhead` are given to; a class with the same methods will do.
+
+    It is built from its declared arguments in the process that promotes, once per checkpoint.
+    """
+
+    @abstractmethod
+    def send_values(self, rows: Iterator[Row], checkpoint_id: int, timestamp: datetime) -> bool:
+        """Send the rows of one subtask; `timestamp` is when the revision was begun.
+
+        True says that every row has arrived. False, or any exception, says "not now": the same rows, in the same order,
+        are given again later, and nothing overtakes them.
+        """
+
+    def close(self) -> None:  # noqa: B027 - for senders that hold something
+        """Give back what the sender holds; called once the last subtask was sent, or could not be."""
+
+
+class _Log(Files):
+    """Staging as a table has it, without the column that the name of a visible folder would give."""
+
+    def _given_names(self) -> list[str]:
+        return []
+
+
+class WriteAhead(Sink):
+    """Rows for a system that knows nothing of us: at least once, or exactly once if it keeps the ids of rows."""
+
+    identity = ()
+    fixed_while_pending = ("path", "committer", "idempotent")
+
+    #: No checkpoint overtakes another: what cannot be sent holds up what comes after it.
+    ordered = True
+
+    def __init__(  # noqa: PLR0913 - what a user may declare
+        self,
+        sender: str,
+        *,
+        arguments: dict[str, Any] | None = None,
+        committer: CheckpointCommitter | dict[str, Any] | str | None = None,
+        idempotent: bool = False,
+        republish: bool = False,
+        path: str | None = None,
+    ) -> None:
+        """Declare a sender by `module:Class` and its JSON arguments: ids of connections, never secrets.
+
+        `committer` remembers what was sent, default `committers.Postgres()`. With `idempotent` each row has a
+        `_twophase_id` that stays the same however often it is sent. With `republish` a committed checkpoint may be run
+        again: its rows are sent again, each with its `_twophase_revision`. `path` is the folder of the staged rows,
+        default `write_ahead/<pipeline>/<write>`.
+        """
+        self.sender = sender
+        self.arguments = {} if arguments is None else arguments
+        # What comes from the record is built when it is asked for: the Spark job need not have its module.
+        self._committer = committer if isinstance(committer, dict) else declared(committer).declaration()
+        self.idempotent = idempotent
+        self.republish = republish
+        self.path = None if path is None else str(path)
+        self._owner: tuple[str, str] | None = None
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        if not _CLASS.fullmatch(str(self.sender)):
+            msg = f"sinks.WriteAhead: sender {self.sender!r}: expected `module:Class`"
+            raise ConfigError(msg)
+        if not isinstance(self.arguments, dict):
+            msg = f"sinks.WriteAhead {self.sender}: arguments: expected a dict, found {self.arguments!r}"
+            raise ConfigError(msg)
+        for name, said in (("arguments", self.arguments), ("committer", self._committer)):
+            try:
+                json.dumps(said)
+            except (TypeError, ValueError) as error:
+                msg = f"sinks.WriteAhead {self.sender}: {name}: expected what JSON can say, found otherwise: {error}"
+                raise ConfigError(msg) from None
+        secrets = [name for name in self.arguments if _SECRET.fullmatch(str(name))]
+        if secrets:
+            msg = (
+                f"sinks.WriteAhead {self.sender}: argument {secrets[0]!r}: it would be in the record for all to read;"
+                " put it into a connection, and pass the connection's id"
+            )
+            raise ConfigError(msg)
+        for name, value in (("idempotent", self.idempotent), ("republish", self.republish)):
+            if not isinstance(value, bool):
+                msg = f"sinks.WriteAhead {self.sender}: {name}: expected True or False, found {value!r}"
+                raise ConfigError(msg)
+        if self.path is not None:
+            Files(self.path)  # refuses what is no folder of a file system
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {
+            "sender": self.sender,
+            "arguments": self.arguments,
+            "committer": self._committer,
+            "idempotent": self.idempotent,
+            "republish": self.republish,
+            "path": self.location(),
+        }
+
+    @property
+    def committer(self) -> CheckpointCommitter:
+        """Return what remembers what was sent, of no job and operator yet."""
+        return CheckpointCommitter.load(self._committer)
+
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
+        """Take the names of the pipeline and the write as job id and operator id."""
+        if self._owner not in {None, (pipeline, name)}:
+            mine = "/".join(self._owner or ())
+            msg = f"sinks.WriteAhead {self.sender}: it is {mine} already; declare one of its own for {pipeline}/{name}"
+            raise ConfigError(msg)
+        self._owner = (pipeline, name)
+        super().join(pipeline, name, slotted=slotted)
+
+    @property
+    def _operator(self) -> str:
+        return self._owner[1] if self._owner else Path(self.location()).name
+
+    @property
+    def _log(self) -> Files:
+        """Return the staging, which is that of a table which nothing is ever promoted to."""
+        if self.path is None and self._owner is None:
+            msg = f"sinks.WriteAhead {self.sender}: it has no folder yet; declare it in a pipeline, or give it a path"
+            raise ConfigError(msg)
+        staging = _Log(self.path or "/".join(("write_ahead", *(self._owner or ()))))
+        staging.pipeline = self.pipeline
+        return staging
+
+    def location(self) -> str:
+        """Return the folder of the staged rows."""
+        return self._log.location()
+
+    def owner(self) -> str | None:
+        """Return the pipeline whose rows are staged there."""
+        return self._log.owner()
+
+    def folders(self) -> tuple[str, ...]:
+        """Return that folder, and the one beside it."""
+        return self._log.folders()
+
+    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - whichever it is, it was sent
+        """Refuse to run a checkpoint again, unless it may be sent again."""
+        if self.republish:
+            return None
+        return "what was sent cannot be taken back; declare republish=True to send it again, marked with its revision"
+
+    def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - no slot has a place of its own here
+        """See that the sender can be built from its arguments; make the folders, and what the committer needs.
+
+        A committer that is away for now keeps nobody from staging and deciding.
+        """
+        self._sender_class()
+        self._log.prepare()
+        committer = self.committer.of(*(self._owner or ("", self._operator)))
+        try:
+            committer.create_resource()
+        except SinkUnavailable as error:  # it delays only the sending; a later run creates what is missing
+            log.warning("%s; rows are staged, and sent once it is back", error)
+
+    def _sender_class(self) -> type[Sends]:
+        found = import_path(self.sender)
+        which = f"sinks.WriteAhead: sender {self.sender!r}"
+        method = getattr(found, "send_values", None)
+        if not isinstance(found, type) or not callable(method):
+            msg = f"{which}: expected a class with send_values(rows, checkpoint_id, timestamp)"
+            raise ConfigError(msg)
+        try:
+            inspect.signature(found).bind(**self.arguments)
+            inspect.signature(method).bind(None, iter(()), 1, None)
+        except TypeError as error:
+            msg = f"{which}: it does not take what it is given: {error}"
+            raise ConfigError(msg) from None
+        return found
+
+    # --- stage -------------------------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        key: Key,
+        attempt: int,
+        token: str,
+        *,
+        slot: str | None = None,  # noqa: ARG002 - see prepare
+        older: Output | None = None,  # noqa: ARG002 - what was sent is not replaced
+    ) -> Json:
+        """Name a staging folder, and the operator id, so that the record alone tells what was sent."""
+        return {**self._log.place(key, attempt, token), "operator": self._operator}
+
+    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+        """Let Spark write the frame, then seal what it wrote."""
+        self._check_columns(key, sink, frame.columns)
+        return self._log.stage(frame, key, attempt, sink, handle)
+
+    def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
+        """Make what lies in the staging folder durable, and describe it in a manifest."""
+        self._check_columns(key, sink, [column.name for column in schema])
+        return self._log.seal(key, attempt, sink, handle, schema)
+
+    def staging_path(self, key: Key, handle: Json) -> str:
+        """Return the staging folder: the output path of a job that knows nothing of us, and writes Parquet."""
+        return self._log.staging_path(key, handle)
+
+    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+        """Seal what such a job wrote."""
+        staged = self._log.inspect(key, attempt, sink, handle)
+        self._check_columns(key, sink, [name for name, _ in staged["schema"]])
+        return staged
+
+    def _check_columns(self, key: Key, sink: str, names: Iterable[str]) -> None:
+        ours = {ID} if self.idempotent else set()
+        ours |= {REVISION} if self.republish else set()
+        if clash := sorted(ours & set(names)):
+            msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named {clash[0]!r}: rows are sent with ours"
+            raise ConfigError(msg)
+
+    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+        """Compare the staged folder with its manifest before the vote, and see that nothing of it was sent."""
+        self._log.check(key, handle, manifest)
+        try:
+            delivery = self._delivery(key, handle, manifest)
+            begun, cut_off = delivery.begun_elsewhere(), delivery.cut_off()
+        except SinkUnavailable as error:
+            log.warning("%s; rows are staged, and sent once it is back", error)
+            return
+        if cut_off:
+            msg = f"checkpoint {key}: {cut_off}"
+            raise ManifestMismatch(msg)
+        if begun:
+            msg = (
+                f"checkpoint {key}: rows of it were sent already, says {self.committer.which}, and this record does not"
+                " know of it; was it restored from an older one? Give the pipeline a new name"
+            )
+            raise ManifestMismatch(msg)
+
+    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+        """Return what an attempt staged, for audits."""
+        return self._log.staged(key, handle, manifest)
+
+    # --- promote -----------------------------------------------------------------------------------------------------
+
+    def _delivery(self, key: Key, handle: Json, manifest: Json, attempt: int | None = None) -> Delivery:
+        match = ATTEMPT.fullmatch(handle["name"])
+        number = attempt or (int(match[3]) if match else 0)
+        committer = self.committer.of(key.pipeline, handle["operator"])
+        return Delivery(key, handle, manifest, committer, number, self.idempotent, self.republish)
+
+    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Say where the output stands, by the committer."""
+        try:
+            delivery = self._delivery(key, handle, manifest)
+        except (ConfigError, ImportError) as error:
+            return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
+        return self._closed(key, handle) or delivery.find()
+
+    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+        """Send every subtask that the committer does not know as sent."""
+        try:
+            delivery = self._delivery(key, handle, manifest)
+        except (ConfigError, ImportError) as error:
+            return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
+        if not Place(key, handle).reachable:
+            return delivery.find()
+        if closed := self._closed(key, handle):
+            return delivery.remember(closed)
+        kept = self._receipts(handle)
+        if refusal := kept.keep(handle.get("receipt")):
+            return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
+        sent = delivery.send(lambda: self._sender_class()(**self.arguments))
+        if sent.outcome in {Outcome.PROMOTED, Outcome.ALREADY_PROMOTED}:
+            kept.close(handle.get("receipt"))
+            hit("send.closed")
+        return sent
+
+    def _closed(self, key: Key, handle: Json) -> Promotion | None:
+        """Say that all was sent, even if the committer was restored from a backup, too, and has forgotten it."""
+        seq = handle.get("commit_seq")
+        if seq is None or not self._receipts(handle).is_closed(key, seq):
+            return None
+        return Promotion(Outcome.ALREADY_PROMOTED)
+
+    def _receipts(self, handle: Json) -> Receipts:
+        return Receipts(DISK, side(Path(handle["table"])))
+
+    def discard(self, key: Key, handle: Json) -> None:
+        """Remove what the attempts of a dead revision staged; nothing of it was sent."""
+        self._log.discard(key, handle)
+
+    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+        """Remove what earlier attempts staged; none of it was sent, says `check`, or all of it may be sent again."""
+        self._log.discard_earlier(key, attempt, handle)
+
+    # --- sweep -------------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> Iterator[Attempt]:
+        """List staged rows and manifests, then what the committer can drop once they are gone."""
+        yield from self._log.attempts()
+        yield from self._marks()
+
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List staged rows, the manifests of these revisions, and what the committer can drop."""
+        yield from self._log.left_by(revisions)
+        yield from self._marks()
+
+    def _marks(self) -> Iterator[Attempt]:
+        if self._owner and self.committer.forgets:
+            with self.committer.of(*self._owner) as committer:
+                for mark in committer.marks():
+                    yield Attempt(mark.checkpoint, mark.revision, _MARKS, f"{committer.which}: {mark}")
+
+    def remove(self, left: Attempt) -> None:
+        """Remove one of those; the committer forgets a revision once its rows are gone and nobody can send them."""
+        if left.attempt != _MARKS:
+            self._log.remove(left)
+            return
+        mark = Mark(left.checkpoint_id, left.revision)
+        staged = (a for a in self._log.left_by({}) if not a.manifest)
+        if self._owner and not any((a.checkpoint_id, a.revision) == mark for a in staged):
+            with self.committer.of(*self._owner) as committer:
+                committer.forget(mark)
+
+    # --- for a record that is older than what was sent ---------------------------------------------------------------
+
+    def newest(self, pipeline: str) -> int | None:
+        """Return the number of the newest receipt."""
+        return self._log.newest(pipeline) or 0
+
+    def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
+        """Yield what is kept beside the staged rows."""
+        yield from self._log.receipts(pipeline, since)
+
+    # --- verify ------------------------------------------------------------------------------------------------------
+
+    def verify(self, output: Output) -> Iterator[str]:
+        """Compare a committed revision with what the committer remembers; what the system holds only that can tell."""
+        delivery = self._delivery(output.key, output.handle, output.manifest, output.attempt)
+        if self.committer.forgets and not Place(output.key, output.handle).staged.exists():
+            return  # swept, and so forgotten
+        with delivery.committer as committer:
+            for subtask in delivery.pending():
+                yield f"subtask {subtask} is not in {committer.which}"
