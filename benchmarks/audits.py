@@ -16,7 +16,7 @@ from benchmarks.place import Place
 from twophase import audits
 from twophase.audits import Audit, AuditContext
 from twophase.core.settings import data_path
-from twophase.row_queries.duckdb_rows import Relation
+from twophase.row_queries.duckdb_rows import DuckDBRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +82,7 @@ def ours(files: list[str], context: AuditContext) -> Mapping[str, float]:
     """Audit as a run does: one relation, every audit in turn."""
     parts = {}
     start = time.perf_counter()
-    with Relation(files, SCHEMA) as relation:
+    with DuckDBRows(files, SCHEMA) as relation:
         for name, audit in CHECKS.items():
             before = time.perf_counter()
             verdict = audit.check(relation, context)

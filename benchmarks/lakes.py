@@ -23,7 +23,7 @@ from twophase.core.settings import data_path
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from twophase.sinks.log_tables.base import Lake
+    from twophase.sinks.log_tables.base import LogTableSink
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Table(ABC):
             self.promoted()
 
     @abstractmethod
-    def declare(self) -> Lake:
+    def declare(self) -> LogTableSink:
         """Return the sink."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Delta(Table):
 
     plain = "write_deltalake"
 
-    def declare(self) -> Lake:
+    def declare(self) -> LogTableSink:
         return sinks.Delta(f"lake/{self.name}")
 
     def write(self) -> None:
@@ -105,7 +105,7 @@ class Iceberg(Table):
 
     plain = "pyiceberg's append"
 
-    def declare(self) -> Lake:
+    def declare(self) -> LogTableSink:
         self.uri = f"sqlite:///{data_path(f'lake/{self.name}.db')}"
         properties = {"type": "sql", "uri": self.uri}
         return sinks.Iceberg(f"bench.{self.name}", path=f"lake/{self.name}", catalog=properties)

@@ -21,7 +21,7 @@ from twophase.core.ports import Outcome
 from twophase.sinks import Postgres
 from twophase.sinks.postgres.staging_table import Loader
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 CONN_ID = "bench"
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
@@ -84,7 +84,7 @@ def turn(cursor: Any, partitions: int, checkpoints: count[int]) -> Mapping[str, 
     key = Key("bench", next(checkpoints), 1)
     handle = sink.place(key, 1, "t0ken")
     columns = sink.open(key, "dwh", handle, SCHEMA)
-    list(Loader(database.dsn(CONN_ID), Table(*handle["staging"]))(iter([ROWS])))
+    list(Loader(database.dsn(CONN_ID), TableName(*handle["staging"]))(iter([ROWS])))
     manifest = sink.seal(key, "dwh", handle, SCHEMA, columns)
     start = time.perf_counter()
     promoted = sink.promote(key, handle, manifest)

@@ -22,7 +22,7 @@ from twophase.sinks import Postgres
 from twophase.sinks.postgres import staging_table
 from twophase.sinks.postgres.changes import Changes
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,7 +136,7 @@ class Bench:
 
     def merge(self, name: str, new: str) -> None:
         """Merge a table into another as our promotion does, which needs an index by key on both."""
-        target, staged = Table.parse(name), Table.parse(new)
+        target, staged = TableName.parse(name), TableName.parse(new)
         with psycopg2.connect(self.dsn) as session, session.cursor() as cursor:
             cursor.execute(f"CREATE UNIQUE INDEX ON {new} (id); ANALYZE {new}")
             columns = database.columns_of(cursor, staged) or {}

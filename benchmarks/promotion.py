@@ -14,7 +14,7 @@ from benchmarks.workload import stage
 from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
-from twophase.sinks.files.promotion import Promoter
+from twophase.sinks.files.promotion import FilesPromoter
 from twophase.storage import disk
 
 
@@ -72,7 +72,7 @@ def promoter(files: int, *, replacing: bool) -> Callable[[], Mapping[str, float]
         os.sync()
         gc.collect()
         gc.disable()  # as timeit does: the check's garbage would be collected in the middle of the promotion
-        with Stopwatch(check=(Promoter, "_check_taken"), fsync=(disk, "fsync_folder")) as stopwatch:
+        with Stopwatch(check=(FilesPromoter, "_check_taken"), fsync=(disk, "fsync_folder")) as stopwatch:
             whole = timed(promote)
             parts = stopwatch.take()
         gc.enable()

@@ -19,7 +19,7 @@ from twophase.core.manifest import Column
 from twophase.core.settings import data_path
 from twophase.sinks.base import Sink
 from twophase.sinks.files.sink import Files
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.write_ahead.sink import WriteAhead
 from twophase.sources.base import Source
 from twophase.sources.fixed_files import FixedFiles
@@ -154,7 +154,7 @@ def stage_rows(  # noqa: PLR0917 - as a Spark job has them
 
 
 def write_attempt(  # noqa: PLR0917 - as a Spark job has them
-    sink: Lake, folder: Path, content: list[Row], schema: Sequence[Column], prefix: str, files: int
+    sink: LogTableSink, folder: Path, content: list[Row], schema: Sequence[Column], prefix: str, files: int
 ) -> None:
     """Write rows as a Spark job would into the staging folder of a Delta or Iceberg table: some files per partition."""
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.manifest import Column
 from twophase.core.ports import Promotion
 from twophase.sinks.base import Sink
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 PIPELINE = "words"
 
@@ -21,7 +21,7 @@ PIPELINE = "words"
 class Staged(NamedTuple):
     """What an attempt staged, as the record keeps it once it is decided."""
 
-    sink: Lake
+    sink: LogTableSink
     output: Output
 
     @property
@@ -56,7 +56,7 @@ def rows(checkpoint_id: int, count: int = 4, revision: int = 1) -> list[Row]:
 
 
 def stage(
-    sink: Lake,
+    sink: LogTableSink,
     checkpoint_id: int = 1,
     seq: int | None = None,
     content: Sequence[Row] | None = None,

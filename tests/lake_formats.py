@@ -14,13 +14,13 @@ from pyiceberg.table import Table, Transaction
 from factories import Row
 from twophase.formats import iceberg_catalogs
 from twophase.sinks import Delta, Iceberg
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 if TYPE_CHECKING:
     import pytest
 
 
-def opened(sink: Lake) -> DeltaTable:
+def opened(sink: LogTableSink) -> DeltaTable:
     return DeltaTable(sink.location(), storage_options=sink.storage.for_delta())
 
 
@@ -30,23 +30,23 @@ class DeltaFormat:
     def make(self, path: str, **options: Any) -> Delta:
         return Delta(path, **options)
 
-    def content(self, sink: Lake) -> list[Row]:
+    def content(self, sink: LogTableSink) -> list[Row]:
         keys = {name: value for name, value in sink.storage.for_delta().items() if name.startswith("AWS_")}
         return pl.read_delta(sink.location(), storage_options=keys or None).to_dicts()
 
-    def commits(self, sink: Lake) -> object:
+    def commits(self, sink: LogTableSink) -> object:
         return opened(sink).version()
 
-    def marker(self, sink: Lake) -> int | None:
+    def marker(self, sink: LogTableSink) -> int | None:
         return opened(sink).transaction_version("twophase/words")
 
-    def append(self, sink: Lake, row: Row) -> None:
+    def append(self, sink: LogTableSink, row: Row) -> None:
         write_deltalake(opened(sink), pa.Table.from_pylist([row]), mode="append")
 
-    def rewrite(self, sink: Lake) -> None:
+    def rewrite(self, sink: LogTableSink) -> None:
         opened(sink).optimize.compact()
 
-    def restore(self, sink: Lake) -> None:
+    def restore(self, sink: LogTableSink) -> None:
         found = opened(sink)
         found.restore(found.version() - 1)
 
@@ -62,7 +62,7 @@ class DeltaFormat:
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
 
 
-def table(sink: Lake) -> Table:
+def table(sink: LogTableSink) -> Table:
     """Load the table as somebody else does, with a catalog of one's own."""
     assert isinstance(sink, Iceberg)
     return iceberg_catalogs.client("a test", sink.catalog, sink.storage).load_table(sink.table)
@@ -74,25 +74,25 @@ class IcebergFormat:
     def make(self, path: str, **options: Any) -> Iceberg:
         return Iceberg(f"db.{Path(path).name}", path=path, catalog=CATALOG, **options)
 
-    def content(self, sink: Lake) -> list[Row]:
+    def content(self, sink: LogTableSink) -> list[Row]:
         found: list[Row] = table(sink).scan().to_arrow().to_pylist()
         return found
 
-    def commits(self, sink: Lake) -> object:
+    def commits(self, sink: LogTableSink) -> object:
         return table(sink).metadata_location
 
-    def marker(self, sink: Lake) -> int | None:
+    def marker(self, sink: LogTableSink) -> int | None:
         value = table(sink).properties.get("twophase.words.words")
         return int(value.split()[0]) if value else None
 
-    def append(self, sink: Lake, row: Row) -> None:
+    def append(self, sink: LogTableSink, row: Row) -> None:
         table(sink).append(pa.Table.from_pylist([row]))
 
-    def rewrite(self, sink: Lake) -> None:
+    def rewrite(self, sink: LogTableSink) -> None:
         found = table(sink)
         found.overwrite(found.scan().to_arrow())
 
-    def restore(self, sink: Lake) -> None:
+    def restore(self, sink: LogTableSink) -> None:
         found = table(sink)
         ours = next(entry for entry in reversed(found.snapshots()) if entry.summary and entry.summary.get("twophase"))
         found.manage_snapshots().set_current_snapshot(ours.snapshot_id).commit()

@@ -23,7 +23,7 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 #: Where a promoter may be killed; with a new column, into a table that is there or is not.
 POINTS = ("table.created", "table.widened", "promote.checked", "promote.visible", "promote.durable")
@@ -34,31 +34,31 @@ DAYS = (*SCHEMA, Column("day", "date"))
 class Format(Protocol):
     """How a test declares such a table, looks at it, and writes to it as somebody else."""
 
-    def make(self, path: str, **options: Any) -> Lake:
+    def make(self, path: str, **options: Any) -> LogTableSink:
         """Declare a table."""
         ...
 
-    def content(self, sink: Lake) -> list[Row]:
+    def content(self, sink: LogTableSink) -> list[Row]:
         """Read the table with an engine that wrote none of it."""
         ...
 
-    def commits(self, sink: Lake) -> object:
+    def commits(self, sink: LogTableSink) -> object:
         """Return what changes with every commit."""
         ...
 
-    def marker(self, sink: Lake) -> int | None:
+    def marker(self, sink: LogTableSink) -> int | None:
         """Return the high-water mark."""
         ...
 
-    def append(self, sink: Lake, row: Row) -> None:
+    def append(self, sink: LogTableSink, row: Row) -> None:
         """Append a row as another writer."""
         ...
 
-    def rewrite(self, sink: Lake) -> None:
+    def rewrite(self, sink: LogTableSink) -> None:
         """Rewrite the files as another writer."""
         ...
 
-    def restore(self, sink: Lake) -> None:
+    def restore(self, sink: LogTableSink) -> None:
         """Undo the rewriting as somebody who looks after the table."""
         ...
 
@@ -67,7 +67,7 @@ class Format(Protocol):
         ...
 
 
-def foreign(form: Format, sink: Lake, number: int = 1) -> list[Row]:
+def foreign(form: Format, sink: LogTableSink, number: int = 1) -> list[Row]:
     row = {"id": -number, "word": "foreign", "frequency": 0}
     form.append(sink, row)
     return [row]
@@ -84,7 +84,7 @@ class Promises:
     """A subclass gives the fixture `form`."""
 
     @pytest.fixture
-    def sink(self, form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    def sink(self, form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogTableSink:
         monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
         table = form.make("lake/words")
         table.prepare()
@@ -97,21 +97,21 @@ class Promises:
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def test_staged_output_is_seen_by_nobody(self, form: Format, sink: Lake) -> None:
+    def test_staged_output_is_seen_by_nobody(self, form: Format, sink: LogTableSink) -> None:
         stage(sink, 1).promote()
 
         stage(sink, 2)
 
         assert counted(form.content(sink)) == counted(rows(1))
 
-    def test_promotion_shows_every_row_with_its_marker(self, form: Format, sink: Lake) -> None:
+    def test_promotion_shows_every_row_with_its_marker(self, form: Format, sink: LogTableSink) -> None:
         promotion = stage(sink).promote()
 
         assert promotion.outcome is Outcome.PROMOTED
         assert counted(form.content(sink)) == counted(rows(1))
         assert form.marker(sink) == 1
 
-    def test_promoting_twice_changes_nothing(self, form: Format, sink: Lake) -> None:
+    def test_promoting_twice_changes_nothing(self, form: Format, sink: LogTableSink) -> None:
         staged = stage(sink)
         staged.promote()
         before = form.commits(sink)
@@ -121,7 +121,9 @@ class Promises:
         assert (again.outcome, again.attempt) == (Outcome.ALREADY_PROMOTED, 1)
         assert form.commits(sink) == before
 
-    def test_a_late_promoter_finds_what_came_after_it_and_changes_nothing(self, form: Format, sink: Lake) -> None:
+    def test_a_late_promoter_finds_what_came_after_it_and_changes_nothing(
+        self, form: Format, sink: LogTableSink
+    ) -> None:
         first = stage(sink, 1)
         first.promote()
         stage(sink, 2).promote()
@@ -133,7 +135,7 @@ class Promises:
         assert late.outcome is Outcome.ALREADY_PROMOTED
         assert form.commits(sink) == before
 
-    def test_an_output_without_rows_is_promoted_with_its_marker(self, form: Format, sink: Lake) -> None:
+    def test_an_output_without_rows_is_promoted_with_its_marker(self, form: Format, sink: LogTableSink) -> None:
         empty = stage(sink, 1, content=[])
 
         assert empty.promote().outcome is Outcome.PROMOTED
@@ -141,7 +143,7 @@ class Promises:
         assert form.content(sink) == []
         assert form.marker(sink) == 1
 
-    def test_an_output_without_files_is_found_by_the_tables_history(self, form: Format, sink: Lake) -> None:
+    def test_an_output_without_files_is_found_by_the_tables_history(self, form: Format, sink: LogTableSink) -> None:
         """The high-water mark alone would also say yes of a revision that never came here."""
         table = form.make("lake/parts", partition_by=["word"])
         table.prepare()
@@ -153,7 +155,7 @@ class Promises:
         assert never.promote().outcome is Outcome.FAILED
 
     def test_a_late_promoter_without_rows_does_not_set_the_mark_back(
-        self, form: Format, sink: Lake, tmp_path: Path
+        self, form: Format, sink: LogTableSink, tmp_path: Path
     ) -> None:
         stage(sink, 1).promote()
         empty = stage(sink, 2, content=[])
@@ -170,7 +172,7 @@ class Promises:
         assert "already promoted" in late.said
 
     def test_staged_output_that_is_gone_is_lost_only_after_the_marker_was_read_again(
-        self, form: Format, sink: Lake
+        self, form: Format, sink: LogTableSink
     ) -> None:
         promoted, lost = stage(sink, 1), stage(sink, 2)
         promoted.promote()
@@ -185,7 +187,7 @@ class Promises:
     @pytest.mark.parametrize("damage", ["missing", "truncated", "altered"])
     @pytest.mark.parametrize("moment", ["vote", "promotion"])
     def test_a_damaged_staged_file_is_named_and_nothing_becomes_visible(
-        self, form: Format, sink: Lake, damage: str, moment: str
+        self, form: Format, sink: LogTableSink, damage: str, moment: str
     ) -> None:
         stage(sink, 1).promote()
         staged = stage(sink, 2)
@@ -207,7 +209,7 @@ class Promises:
             assert victim.name in (promotion.reason or "")
         assert form.marker(sink) == 1
 
-    def test_what_a_straggling_task_left_never_becomes_visible(self, form: Format, sink: Lake) -> None:
+    def test_what_a_straggling_task_left_never_becomes_visible(self, form: Format, sink: LogTableSink) -> None:
         staged = stage(sink)
         (staged.folder / "part-late.parquet").write_bytes(b"half a file")
 
@@ -216,7 +218,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1))
         assert not list(sink.verify(staged.output))
 
-    def test_a_table_whose_folder_is_away_is_asked_again_later(self, sink: Lake) -> None:
+    def test_a_table_whose_folder_is_away_is_asked_again_later(self, sink: LogTableSink) -> None:
         staged = stage(sink)
         Path(sink._home).rename(f"{sink._home}.away")
         Path(sink.location()).rename(f"{sink.location()}.away")
@@ -226,7 +228,9 @@ class Promises:
 
     # --- other writers -----------------------------------------------------------------------------------------------
 
-    def test_rows_of_other_writers_come_between_stay_and_are_not_strange(self, form: Format, sink: Lake) -> None:
+    def test_rows_of_other_writers_come_between_stay_and_are_not_strange(
+        self, form: Format, sink: LogTableSink
+    ) -> None:
         first, second = stage(sink, 1), stage(sink, 2)
         first.promote()
         theirs = foreign(form, sink)
@@ -237,7 +241,7 @@ class Promises:
         assert not list(sink.strangers([first.output, second.output]))
 
     def test_a_writer_that_is_faster_does_not_stop_a_promotion(
-        self, form: Format, sink: Lake, monkeypatch: pytest.MonkeyPatch
+        self, form: Format, sink: LogTableSink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stage(sink, 1).promote()
         theirs: list[Row] = []
@@ -253,7 +257,7 @@ class Promises:
         assert counted(form.content(sink)) == counted([*rows(1), *rows(2), *theirs])
 
     def test_a_commit_whose_reply_was_lost_is_found_by_its_marker(
-        self, form: Format, sink: Lake, monkeypatch: pytest.MonkeyPatch
+        self, form: Format, sink: LogTableSink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def lost(commit: Callable[[], object]) -> None:
             commit()
@@ -267,7 +271,7 @@ class Promises:
         assert counted(form.content(sink)) == counted([*rows(1), *rows(2)])
 
     def test_a_store_that_does_not_answer_is_asked_again_later(
-        self, form: Format, sink: Lake, monkeypatch: pytest.MonkeyPatch
+        self, form: Format, sink: LogTableSink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def down(commit: Callable[[], object]) -> None:
             msg = "no route to host"
@@ -283,7 +287,9 @@ class Promises:
         assert staged.promote().outcome is Outcome.PROMOTED
 
     @pytest.mark.parametrize("rounds", [10, pytest.param(50, marks=pytest.mark.slow)])
-    def test_of_two_promoters_at_once_one_commits(self, form: Format, sink: Lake, tmp_path: Path, rounds: int) -> None:
+    def test_of_two_promoters_at_once_one_commits(
+        self, form: Format, sink: LogTableSink, tmp_path: Path, rounds: int
+    ) -> None:
         expected: list[Row] = []
         for number in range(1, rounds + 1):
             staged = stage(sink, number)
@@ -304,7 +310,7 @@ class Promises:
     @pytest.mark.parametrize("point", POINTS)
     @pytest.mark.parametrize("how", ["kill", "raise"])
     def test_a_crash_between_any_two_steps_is_finished_by_the_next_promoter(
-        self, form: Format, sink: Lake, tmp_path: Path, point: str, how: str
+        self, form: Format, sink: LogTableSink, tmp_path: Path, point: str, how: str
     ) -> None:
         if point != "table.created":
             stage(sink, 1).promote()
@@ -327,7 +333,7 @@ class Promises:
 
     @pytest.mark.parametrize("point", ["promote.checked", "promote.visible"])
     def test_a_promoter_that_wakes_after_another_has_replaced_its_revision_changes_nothing(
-        self, form: Format, sink: Lake, tmp_path: Path, point: str
+        self, form: Format, sink: LogTableSink, tmp_path: Path, point: str
     ) -> None:
         stage(sink, 1).promote()
         staged = stage(sink, 2)
@@ -348,7 +354,7 @@ class Promises:
 
     # --- replacement -------------------------------------------------------------------------------------------------
 
-    def replaced(self, sink: Lake) -> tuple[Staged, Staged]:
+    def replaced(self, sink: LogTableSink) -> tuple[Staged, Staged]:
         old = stage(sink, 1)
         old.promote()
         new = stage(sink, 1, 2, rows(1, 3, revision=2), revision=2, older=old)
@@ -356,7 +362,7 @@ class Promises:
         assert new.promote().outcome is Outcome.PROMOTED
         return old, new
 
-    def test_a_replacement_takes_the_old_files_out_and_puts_the_new_in(self, form: Format, sink: Lake) -> None:
+    def test_a_replacement_takes_the_old_files_out_and_puts_the_new_in(self, form: Format, sink: LogTableSink) -> None:
         old, new = self.replaced(sink)
 
         assert counted(form.content(sink)) == counted(rows(1, 3, revision=2))
@@ -364,7 +370,9 @@ class Promises:
         assert sink.stands(old.output)
         assert [local(left.path) for left in sink.superseded()] == [old.folder]
 
-    def test_a_replacement_may_be_without_rows_and_replace_what_had_none(self, form: Format, sink: Lake) -> None:
+    def test_a_replacement_may_be_without_rows_and_replace_what_had_none(
+        self, form: Format, sink: LogTableSink
+    ) -> None:
         old = stage(sink, 1)
         old.promote()
         empty = stage(sink, 1, 2, [], revision=2, older=old)
@@ -375,7 +383,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1))
 
     def test_what_was_replaced_is_forgotten_when_its_retention_is_over_and_not_before(
-        self, form: Format, sink: Lake
+        self, form: Format, sink: LogTableSink
     ) -> None:
         old, new = self.replaced(sink)
         assert len(sink.files(old.output)) == 2
@@ -388,7 +396,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1, 3, revision=2))
         assert not list(sink.verify(new.output))
 
-    def test_files_that_another_writer_rewrote_are_not_replaced_blindly(self, form: Format, sink: Lake) -> None:
+    def test_files_that_another_writer_rewrote_are_not_replaced_blindly(self, form: Format, sink: LogTableSink) -> None:
         old = stage(sink, 1)
         old.promote()
         new = stage(sink, 1, 2, rows(1, 3, revision=2), revision=2, older=old)
@@ -403,7 +411,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1))
 
     def test_what_was_rewritten_after_the_decision_is_replaced_once_the_table_is_restored(
-        self, sink: Lake, form: Format
+        self, sink: LogTableSink, form: Format
     ) -> None:
         """The way out that the message names; staging again would not help, and is not named."""
         older = stage(sink)
@@ -421,7 +429,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1, revision=2))
 
     def test_a_rewrite_in_the_instant_of_a_replacement_doubles_nothing(
-        self, form: Format, sink: Lake, monkeypatch: pytest.MonkeyPatch
+        self, form: Format, sink: LogTableSink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Delta's library would take out files that are no longer there, and put the new ones beside their rows."""
         old = stage(sink, 1)
@@ -440,7 +448,7 @@ class Promises:
     # --- restage -----------------------------------------------------------------------------------------------------
 
     def test_what_was_voted_for_before_a_restage_counts_when_it_is_found_in_the_table(
-        self, form: Format, sink: Lake
+        self, form: Format, sink: LogTableSink
     ) -> None:
         """R10: the record adopts the attempt that the sink holds."""
         lost = stage(sink, 1, attempt=1)
@@ -453,7 +461,7 @@ class Promises:
         assert found.manifest == lost.output.manifest
         assert counted(form.content(sink)) == counted(rows(1))
 
-    def test_a_marker_of_a_newer_record_is_not_taken_for_a_promotion(self, sink: Lake) -> None:
+    def test_a_marker_of_a_newer_record_is_not_taken_for_a_promotion(self, sink: LogTableSink) -> None:
         """A restored record hands out the same numbers again: its rows must not be dropped in silence."""
         stage(sink, 1, 1).promote()
         stage(sink, 2, 2).promote()
@@ -464,7 +472,7 @@ class Promises:
         assert refused.outcome is Outcome.FAILED
         assert "the record is older than the table" in (refused.reason or "")
 
-    def test_a_later_revision_of_a_newer_record_is_not_taken_for_a_replacement(self, sink: Lake) -> None:
+    def test_a_later_revision_of_a_newer_record_is_not_taken_for_a_replacement(self, sink: LogTableSink) -> None:
         """There the first one was aborted, and the second one committed; here the first one has other rows."""
         stage(sink, 1, 1, revision=2).promote()
         after_restore = stage(sink, 1, 1, rows(7), token="beef")
@@ -474,7 +482,7 @@ class Promises:
         assert refused.outcome is Outcome.FAILED
         assert "the record is older than the table" in (refused.reason or "")
 
-    def test_a_revision_that_the_record_lost_sight_of_is_not_doubled(self, form: Format, sink: Lake) -> None:
+    def test_a_revision_that_the_record_lost_sight_of_is_not_doubled(self, form: Format, sink: LogTableSink) -> None:
         """Its write had another name then, so nothing says that the next one replaces it."""
         first = stage(sink, 1)
         first.promote()
@@ -487,7 +495,7 @@ class Promises:
 
     # --- schema ------------------------------------------------------------------------------------------------------
 
-    def test_a_new_column_is_added_and_older_rows_have_none(self, form: Format, sink: Lake) -> None:
+    def test_a_new_column_is_added_and_older_rows_have_none(self, form: Format, sink: LogTableSink) -> None:
         stage(sink, 1).promote()
         wider = stage(sink, 2, content=[{**row, "city": "Ulm"} for row in rows(2)], schema=WIDER)
         wider.check()
@@ -498,7 +506,7 @@ class Promises:
         assert (found[100], found[200]) == (None, "Ulm")
         assert stage(sink, 3).promote().outcome is Outcome.PROMOTED  # a narrower one may follow
 
-    def test_a_column_of_another_type_is_refused_before_the_vote(self, sink: Lake) -> None:
+    def test_a_column_of_another_type_is_refused_before_the_vote(self, sink: LogTableSink) -> None:
         stage(sink, 1).promote()
         other = (Column("id", "string"), *SCHEMA[1:])
         wrong = stage(sink, 2, content=[{**row, "id": "x"} for row in rows(2)], schema=other)
@@ -507,7 +515,7 @@ class Promises:
             wrong.check()
         assert wrong.promote().outcome is Outcome.FAILED
 
-    def test_a_partitioned_table_is_written_read_and_replaced(self, form: Format, sink: Lake) -> None:
+    def test_a_partitioned_table_is_written_read_and_replaced(self, form: Format, sink: LogTableSink) -> None:
         table = form.make("lake/days", partition_by=["day", "word"])
         table.prepare()
         days = [{**row, "day": date(2026, 11, 15 + row["id"] % 2)} for row in rows(1)]
@@ -523,7 +531,9 @@ class Promises:
         replacement.promote()
         assert counted(form.content(table)) == counted(days[:1])
 
-    def test_a_job_of_ones_own_is_sealed_by_what_its_files_and_folders_say(self, form: Format, sink: Lake) -> None:
+    def test_a_job_of_ones_own_is_sealed_by_what_its_files_and_folders_say(
+        self, form: Format, sink: LogTableSink
+    ) -> None:
         table = form.make("lake/days", partition_by=["day"])
         table.prepare()
         stage(table, 1, content=[{**row, "day": date(2026, 11, 15)} for row in rows(1)], schema=DAYS).promote()
@@ -544,7 +554,9 @@ class Promises:
 
     # --- maintenance -------------------------------------------------------------------------------------------------
 
-    def test_discarding_removes_what_every_attempt_of_a_revision_staged_and_nothing_else(self, sink: Lake) -> None:
+    def test_discarding_removes_what_every_attempt_of_a_revision_staged_and_nothing_else(
+        self, sink: LogTableSink
+    ) -> None:
         stage(sink, 1).promote()
         first, second, other = stage(sink, 2, attempt=1), stage(sink, 2, attempt=2, token="beef"), stage(sink, 3)
 
@@ -556,7 +568,9 @@ class Promises:
         assert {left.checkpoint_id for left in sink.attempts()} == {1, 3}
         sink.discard(second.key, second.handle)
 
-    def test_what_is_in_the_table_is_never_removed_whatever_a_record_says(self, form: Format, sink: Lake) -> None:
+    def test_what_is_in_the_table_is_never_removed_whatever_a_record_says(
+        self, form: Format, sink: LogTableSink
+    ) -> None:
         staged = stage(sink, 1)
         staged.promote()
 
@@ -568,7 +582,7 @@ class Promises:
         assert counted(form.content(sink)) == counted(rows(1))
         assert not list(sink.verify(staged.output))
 
-    def test_what_a_killed_sweep_left_is_found_by_the_next(self, sink: Lake) -> None:
+    def test_what_a_killed_sweep_left_is_found_by_the_next(self, sink: LogTableSink) -> None:
         staged = stage(sink, 1)
         staged.folder.rename(staged.folder.with_name(f"{staged.folder.name}.0123.dead"))
 
@@ -578,7 +592,7 @@ class Promises:
         assert [path.name for path in local(sink._home).iterdir()] == ["manifests"]
         assert not list(local(f"{sink._home}/manifests").iterdir())
 
-    def test_verify_names_what_is_altered_or_not_in_the_table(self, form: Format, sink: Lake) -> None:
+    def test_verify_names_what_is_altered_or_not_in_the_table(self, form: Format, sink: LogTableSink) -> None:
         staged = stage(sink, 1)
         staged.promote()
         form.rewrite(sink)
@@ -590,7 +604,7 @@ class Promises:
         assert ["is not in the table" in difference for difference in sink.verify(staged.output)] == [True, True]
         assert ["expected checksum" in difference for difference in sink.verify(other.output)] == [True]
 
-    def test_our_files_that_no_committed_checkpoint_knows_are_strange(self, form: Format, sink: Lake) -> None:
+    def test_our_files_that_no_committed_checkpoint_knows_are_strange(self, form: Format, sink: LogTableSink) -> None:
         known, unknown = stage(sink, 1), stage(sink, 2)
         known.promote()
         unknown.promote()

@@ -864,7 +864,7 @@ class MemorySink:
 
 
 class MemoryPromoter:
-    """Takes the steps of `sinks.promoting.Promoter`, one by one."""
+    """Takes the steps of `FilesPromoter`, one by one."""
 
     def __init__(self, sink: MemorySink, key: Key, handle: Json, manifest: Json) -> None:
         self.sink = sink

@@ -9,7 +9,7 @@ from twophase.core.ports import Outcome, Promotion
 
 
 class MemoryLog(MemorySink):
-    """Takes the steps of `sinks.tables.Promoter`: look at the mark, check what is staged, one entry for all of it."""
+    """Takes the steps of `LogTablePromoter`: look at the mark, check what is staged, one entry for all of it."""
 
     copies = False
     ordered = True

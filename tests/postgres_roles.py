@@ -23,7 +23,7 @@ from twophase.core.manifest import Column
 from twophase.local import postgres, programs
 from twophase.sinks.postgres.staging_table import Loader
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to" / "postgres.md"
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
@@ -97,7 +97,7 @@ def staged(made: sinks.Postgres, key: Key) -> tuple[Json, Json]:
     handle = made.place(key, 1, "t0ken")
     columns = made.open(key, "dwh", handle, SCHEMA)
     batch = pa.RecordBatch.from_pydict({"id": pa.array([1, 2], pa.int64()), "word": pa.array(["a", "b"])})
-    list(Loader(database.dsn("dwh_staging"), Table(*handle["staging"]))(iter([batch])))
+    list(Loader(database.dsn("dwh_staging"), TableName(*handle["staging"]))(iter([batch])))
     return handle, made.seal(key, "dwh", handle, SCHEMA, columns)
 
 

@@ -14,12 +14,12 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.manifest import Column
 from twophase.sinks.base import Sink
 from twophase.sinks.files.sink import Files
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.postgres.sink import Postgres
 from twophase.sinks.postgres.staging_table import Loader
 from twophase.sinks.write_ahead.sink import WriteAhead
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 Row = dict[str, Any]
 _TYPES = {
@@ -75,7 +75,7 @@ def _(sink: Files | WriteAhead, to: Attempted, rows: Rows) -> Json:
 
 
 @prestage.register
-def _(sink: Lake, to: Attempted, rows: Rows) -> Json:
+def _(sink: LogTableSink, to: Attempted, rows: Rows) -> Json:
     folder = local(sink.staging_path(to.key, to.handle))
     write_attempt(sink, folder, rows.rows, rows.schema, f"part-r{to.key.revision}-a{to.attempt}", rows.parts)
     return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
@@ -85,7 +85,7 @@ def _(sink: Lake, to: Attempted, rows: Rows) -> Json:
 def _(sink: Postgres, to: Attempted, rows: Rows) -> Json:
     rows = rows.changing() if sink.mode == "retract" else rows
     columns = sink.open(to.key, to.name, to.handle, tuple(rows.schema))
-    loader = Loader(database.dsn(sink.connections()[0]), Table(*to.handle["staging"]))
+    loader = Loader(database.dsn(sink.connections()[0]), TableName(*to.handle["staging"]))
     for number in range(rows.parts):
         for batch in rows.part(number).to_batches()[:1]:
             loader.load(number, batch, iter(()))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from airflow_server import AirflowServer, eventually
-from twophase.local.client import Refused
+from twophase.local.client import ApiError
 
 pytestmark = pytest.mark.airflow
 
@@ -156,9 +156,9 @@ def test_airflow_cannot_read_the_record(airflow: AirflowServer) -> None:
 
 
 def test_roles_are_told_apart(airflow: AirflowServer) -> None:
-    with pytest.raises(Refused, match=r"^403"):
+    with pytest.raises(ApiError, match=r"^403"):
         airflow.api("POST", "variables", user="viewer", key="a", value="b")
-    with pytest.raises(Refused, match=r"^401"):
+    with pytest.raises(ApiError, match=r"^401"):
         airflow.api("GET", "dags", user=None)
 
     assert airflow.api("GET", "dags", user="viewer")["total_entries"] >= 0

@@ -15,7 +15,7 @@ import showcase
 from airflow_server import AirflowServer
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
-from twophase.local.client import Refused
+from twophase.local.client import ApiError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, FrameLocator, Page
@@ -189,7 +189,7 @@ def test_a_role_is_answered_as_the_table_says(shown: AirflowServer, path: str, e
     def status(user: str | None) -> int:
         try:
             shown.api("GET", path, user=user)
-        except Refused as refused:
+        except ApiError as refused:
             return refused.status
         return 200
 

@@ -27,7 +27,7 @@ from twophase.maintenance import sweep as sweep_all
 from twophase.reconciliation import reconcile as reconcile_all
 from twophase.runner import Runner, coordinator
 from twophase.sinks.base import Sink
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.write_ahead import delivery
 from twophase.spark.plan import Plan
 from twophase.storage import database
@@ -159,7 +159,7 @@ def held(kind: str) -> list[Row]:
     if kind.startswith(("delta", "iceberg")):
         form = DeltaFormat() if kind.startswith("delta") else IcebergFormat()
         sink = DECLARED[kind]()
-        assert isinstance(sink, Lake)
+        assert isinstance(sink, LogTableSink)
         return form.content(sink)
     table = TABLES[kind]
     with psycopg2.connect(os.environ[TARGET].replace("postgres://", "postgresql://")) as session:

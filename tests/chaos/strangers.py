@@ -34,7 +34,7 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.recovery import recover
 from twophase.core.settings import home
 from twophase.runner import Runner
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 KINDS = "upserted+delta+iceberg"
 TABLE = sinking.TABLES["upserted"]
@@ -45,9 +45,9 @@ OVERTAKEN = (CommitFailedError, CommitFailedException, ValidationException)
 Look = Callable[[], Iterable[tuple[int, str]]]
 
 
-def lake(kind: str) -> Lake:
+def lake(kind: str) -> LogTableSink:
     found = sinking.DECLARED[kind]()
-    assert isinstance(found, Lake)
+    assert isinstance(found, LogTableSink)
     return found
 
 

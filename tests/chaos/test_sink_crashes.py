@@ -20,7 +20,7 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import ENDED
 from twophase.maintenance import verify
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 pytestmark = pytest.mark.chaos
 
@@ -237,5 +237,5 @@ def expect_in_order(kinds: str, record: PostgresRecord, home: Path) -> None:
         assert {revision.state for revision in tx.unfinished("words")} <= ENDED
     assert not any(verify(record, declared))
     for sink in declared.writes.values():
-        standing = sink._standing() if isinstance(sink, Lake) else ()
+        standing = sink._standing() if isinstance(sink, LogTableSink) else ()
         assert not [left for left in sink.attempts() if not left.manifest and Path(left.path).name not in standing]

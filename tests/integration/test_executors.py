@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem
 
-from twophase.storage.arrow_files import Reader
+from twophase.storage.arrow_files import ArrowReader
 from twophase.storage.base import Within
 
 DAY = datetime(2026, 11, 15, tzinfo=UTC)
@@ -26,7 +26,7 @@ TYPES = {
 def read(path: Path, schema: pa.Schema, within: Within | None = None, **given: str | None) -> pa.Table:
     row = {"path": str(path), "given": list(given.values())}
     names = pa.schema([("path", pa.string()), ("given", pa.list_(pa.string()))])
-    reader = Reader(LocalFileSystem, schema, tuple(given), within)
+    reader = ArrowReader(LocalFileSystem, schema, tuple(given), within)
     return pa.Table.from_batches(reader(iter([pa.RecordBatch.from_pylist([row], names)])), schema)
 
 

@@ -23,10 +23,10 @@ from twophase.core.states import State
 from twophase.maintenance import sweep, verify
 from twophase.runner import Runner
 from twophase.sinks.base import Sink
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 from twophase.spark.plan import Plan
 
-Make = Callable[[], Lake]
+Make = Callable[[], LogTableSink]
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
 MAKERS: dict[str, Make] = {
     "delta": lambda: sinks.Delta("lake/words"),
@@ -34,14 +34,14 @@ MAKERS: dict[str, Make] = {
 }
 
 
-def load(sink: Lake) -> Any:
+def load(sink: LogTableSink) -> Any:
     """Load an Iceberg table as somebody else does."""
     assert isinstance(sink, sinks.Iceberg)
     assert isinstance(sink.catalog, dict)
     return SqlCatalog("default", **sink.catalog).load_table(sink.table)
 
 
-READERS: dict[str, Callable[[Lake], list[Row]]] = {
+READERS: dict[str, Callable[[LogTableSink], list[Row]]] = {
     "delta": lambda sink: pl.read_delta(sink.location()).to_dicts(),
     "iceberg": lambda sink: load(sink).scan().to_arrow().to_pylist(),
 }

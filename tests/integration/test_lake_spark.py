@@ -24,7 +24,7 @@ from twophase.core.states import State
 from twophase.maintenance import sweep, verify
 from twophase.revision_diff import diff
 from twophase.runner import InProcess, Runner
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("home")]
 class Format(NamedTuple):
     """How a table is declared, and read by somebody who did not write it."""
 
-    sink: Callable[..., Lake]
-    read: Callable[[Lake], pl.DataFrame]
+    sink: Callable[..., LogTableSink]
+    read: Callable[[LogTableSink], pl.DataFrame]
 
 
 def iceberg(path: str, **options: Any) -> sinks.Iceberg:
@@ -44,7 +44,7 @@ def iceberg(path: str, **options: Any) -> sinks.Iceberg:
     return sinks.Iceberg(f"db.{Path(path).name}", path=path, catalog=catalog, **options)
 
 
-def read_iceberg(sink: Lake) -> pl.DataFrame:
+def read_iceberg(sink: LogTableSink) -> pl.DataFrame:
     assert isinstance(sink, sinks.Iceberg)
     assert isinstance(sink.catalog, dict)
     table = SqlCatalog("default", **sink.catalog).load_table(sink.table)
@@ -68,7 +68,7 @@ def copy(words: DataFrame, context: Any) -> DataFrame:
     return words.withColumn("revision", lit(context.revision))
 
 
-def words(sink: Lake, name: str = "words", transform: Callable[..., Any] = copy, **options: Any) -> Pipeline:
+def words(sink: LogTableSink, name: str = "words", transform: Callable[..., Any] = copy, **options: Any) -> Pipeline:
     data_path("landing/words").mkdir(parents=True, exist_ok=True)
     return Pipeline(
         name,

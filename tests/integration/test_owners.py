@@ -22,7 +22,7 @@ from twophase.core.settings import data_path
 from twophase.maintenance import verify
 from twophase.runner import Runner
 from twophase.sinks.base import Sink
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 WHY = ("--reason", "its pipeline has another name now")
 
@@ -66,7 +66,7 @@ def let_belong(sink: Sink, target: Any, to: str | None) -> None:
         if to:
             target.execute("INSERT INTO twophase_sinks.owner VALUES ('public.words', %s)", (to,))
         return
-    home = sink._home if isinstance(sink, Lake) else f"{sink.location()}.twophase"  # where it says so
+    home = sink._home if isinstance(sink, LogTableSink) else f"{sink.location()}.twophase"  # where it says so
     (Path(home) / "owner").unlink()
     if to:
         (Path(home) / "owner").write_text(f"{to}\n")

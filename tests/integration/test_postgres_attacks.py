@@ -16,7 +16,7 @@ from twophase.core.checkpoint import Key
 from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 #: Functions that say when somebody else runs them, and take the chance. The planner evaluates a function that changes
 #: nothing, by its own word; this one calls another that does.
@@ -170,7 +170,7 @@ def test_a_staging_table_that_is_more_than_a_table_is_refused_and_runs_nothing(s
     attack, refusal = ATTACKS[name]
     made, key = sink(), Key("orders", next(site.numbers), 1)
     handle, manifest = staged(made, key)
-    table = Table(*handle["staging"])
+    table = TableName(*handle["staging"])
     site.attack(attack.format(table, f"{table}_parts"))
 
     found = made.find(key, handle, manifest)
@@ -188,7 +188,7 @@ def test_what_was_sealed_its_account_cannot_change_any_more(site: Site) -> None:
     """Neither as its owner, nor by what it has granted to everybody, nor by what it keeps from being dropped."""
     made, key = sink(), Key("orders", next(site.numbers), 1)
     handle, manifest = staged(made, key)
-    table = Table(*handle["staging"])
+    table = TableName(*handle["staging"])
     site.attack(f"GRANT ALL ON {table}, {table}_parts TO PUBLIC", f"GRANT UPDATE (id) ON {table} TO PUBLIC")
     made.check(key, handle, manifest)
     for statement in (
@@ -216,7 +216,7 @@ def test_a_stager_that_keeps_a_transaction_open_is_waited_for_and_looked_at_afte
     monkeypatch.setattr(database, "LOCK_TIMEOUT", "200ms")
     made, key = sink(), Key("orders", next(site.numbers), 1)
     handle, manifest = staged(made, key)
-    table = Table(*handle["staging"])
+    table = TableName(*handle["staging"])
     with session(url(site.dsn, site.roles, "stager")) as cursor:
         cursor.execute(f"BEGIN; CREATE RULE r AS ON DELETE TO {table} DO ALSO SELECT twophase_staging.act()")
         with pytest.raises(SinkUnavailable, match="lock timeout"):

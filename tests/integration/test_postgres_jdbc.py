@@ -20,7 +20,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 from twophase.sinks.postgres import jdbc_load, jdbc_read, staging_table
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 DRIVER = "org.postgresql:postgresql:42.7.13"
 KEY = Key("hard", 1, 1)
@@ -83,9 +83,9 @@ def test_executors_without_the_wheel_load_the_same_rows_by_jdbc(
     assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
 
     assert manifest["rows"] == value(target, "SELECT count(*) FROM public.by_jdbc") == ROWS
-    names = ", ".join(database.columns_of(target, Table("public", "by_adbc")) or ())
-    assert database.columns_of(target, Table("public", "by_adbc")) == database.columns_of(
-        target, Table("public", "by_jdbc")
+    names = ", ".join(database.columns_of(target, TableName("public", "by_adbc")) or ())
+    assert database.columns_of(target, TableName("public", "by_adbc")) == database.columns_of(
+        target, TableName("public", "by_jdbc")
     )
     ours, theirs = (f"SELECT {names} FROM public.{table}" for table in ("by_adbc", "by_jdbc"))
     for one, other in ((ours, theirs), (theirs, ours)):
@@ -174,7 +174,7 @@ def test_each_checkpoint_is_read_by_jdbc_as_it_was_committed_or_not_at_all(
 
     target.execute("INSERT INTO public.numbers VALUES (5, 2)")
     refused(target, numbers.sink.read(spark, outputs[1:2]), outputs[1], "checkpoint 2: expected 0 rows, found 1")
-    partitions = [target.partition_name(Table(*output.handle["staging"])) for output in (*outputs, later)]
+    partitions = [target.partition_name(TableName(*output.handle["staging"])) for output in (*outputs, later)]
     target.execute(f"DROP TABLE {partitions.pop()}" if attach else "DELETE FROM public.numbers WHERE id = 4")
     refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
     if attach:
@@ -190,7 +190,7 @@ def refused(cursor: Any, found: Any, output: Output, told: str) -> None:
     for asked in (found, found.where("id = 9"), found.select("checkpoint"), found.limit(1)):
         with pytest.raises(Exception, match="Job aborted due to stage failure"):
             asked.collect()
-    check = jdbc_read.check(Table("public", "numbers"), output).as_string(cursor)
+    check = jdbc_read.check(TableName("public", "numbers"), output).as_string(cursor)
     with pytest.raises(psycopg2.DataError, match=f"table public.numbers: {told}"):
         cursor.execute(f"SELECT FROM (SELECT NULL::bigint AS checkpoint, false AS there) AS committed WHERE {check}")
 
@@ -214,7 +214,7 @@ def test_a_frame_over_jdbc_gives_nothing_of_what_has_replaced_its_rows(
 
 
 def test_a_partition_that_was_written_twice_is_kept_once_and_a_late_one_is_shut_out(target: Any) -> None:
-    table = Table("public", "staged")
+    table = TableName("public", "staged")
     target.execute(f"CREATE TABLE public.staged (id bigint, {jdbc_load.PART} integer)")
     target.execute("CREATE TABLE public.staged_parts (part integer PRIMARY KEY, rows bigint NOT NULL)")
     run = f"INSERT INTO public.staged (id, {jdbc_load.PART}) VALUES "
@@ -225,7 +225,7 @@ def test_a_partition_that_was_written_twice_is_kept_once_and_a_late_one_is_shut_
         jdbc_load.settle(cursor, table, staging_table.parts_of(table))
 
     assert value(target, "SELECT array_agg(id ORDER BY id) FROM public.staged") in ([1, 2, 3], [1, 3, 7])
-    assert staging_table.look(target, table) == staging_table.Staged(((0, 2), (1, 1)))
+    assert staging_table.look(target, table) == staging_table.StagedParts(((0, 2), (1, 1)))
     with pytest.raises(psycopg2.errors.UndefinedColumn):
         target.execute(run + "(9, 2)")
 
@@ -234,4 +234,4 @@ def test_a_name_that_jdbc_would_not_quote_is_refused(target: Any, spark: Any) ->
     frame = spark.sql('SELECT 1 AS `a"b`')
 
     with pytest.raises(ConfigError, match="cannot write a name with a quote"):
-        jdbc_load.load("sink", frame, "dwh", Table("public", "staged"), Table("public", "staged_parts"))
+        jdbc_load.load("sink", frame, "dwh", TableName("public", "staged"), TableName("public", "staged_parts"))

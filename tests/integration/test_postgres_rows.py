@@ -25,7 +25,7 @@ from twophase.runner import Runner
 from twophase.sinks.postgres.staging_table import Loader
 from twophase.spark.plan import Plan
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 KEY = Key("words", 1, 1)
 NOW = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)
@@ -49,7 +49,7 @@ def staged(sink: sinks.Postgres) -> tuple[Json, Json]:
         "at": pa.array([NOW - dt.timedelta(hours=hours) for hours in range(4)], pa.timestamp("us", "UTC")),
         "more": pa.array(['{"a": 1}'] * 4),
     })  # fmt: skip
-    list(Loader(database.dsn("dwh"), Table(*handle["staging"]))(iter([batch])))
+    list(Loader(database.dsn("dwh"), TableName(*handle["staging"]))(iter([batch])))
     return handle, sink.seal(KEY, "dwh", handle, SCHEMA, columns)
 
 

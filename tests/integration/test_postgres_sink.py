@@ -22,7 +22,7 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.sinks.postgres.staging_table import Loader
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 KEY = Key("words", 1, 1)
@@ -56,7 +56,7 @@ class Staged:
         types = [pa.int64(), pa.string(), pa.string()]
         arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), types, strict=False)]
         batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema])
-        loader = Loader(psql_dsn(), Table(*self.handle["staging"]))
+        loader = Loader(psql_dsn(), TableName(*self.handle["staging"]))
         list(loader(iter([batch])))
         self.manifest = sink.seal(key, "dwh", self.handle, schema, columns)
 
@@ -119,7 +119,7 @@ def test_a_percent_sign_in_a_name_is_part_of_the_name(target: Any, mode: str) ->
         columns = sink.open(key, "dwh", handle, schema)
         arrays = [pa.array([1, 2], pa.int64()), pa.array(["a", f"r{key.revision}"])]
         batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema])
-        list(Loader(psql_dsn(), Table(*handle["staging"]))(iter([batch])))
+        list(Loader(psql_dsn(), TableName(*handle["staging"]))(iter([batch])))
         manifest = sink.seal(key, "dwh", handle, schema, columns)
         sink.check(key, handle, manifest)
         assert sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
@@ -139,7 +139,7 @@ def test_a_percent_sign_in_a_name_is_part_of_the_name(target: Any, mode: str) ->
 def test_a_partition_that_spark_runs_twice_is_loaded_once(target: Any) -> None:
     sink = declared()
     staged = Staged(sink, [(1, "a"), (2, "b")])
-    loader = Loader(psql_dsn(), Table(*staged.handle["staging"]))
+    loader = Loader(psql_dsn(), TableName(*staged.handle["staging"]))
     again = pa.RecordBatch.from_pydict({"id": pa.array([1, 2, 3], pa.int64()), "word": pa.array(["a", "b", "c"])})
 
     assert loader.load(0, again, iter(())) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from twophase.audits import not_null, unique
 from twophase.comparison import compare
-from twophase.row_queries.duckdb_rows import Relation
+from twophase.row_queries.duckdb_rows import DuckDBRows
 from twophase.sinks.files.sink import CSV
 from twophase.storage import disk
 
@@ -40,13 +40,13 @@ NESTED = [
 STRANGE = ["plain", "a/b=c%d", "C:\\x", " space ", "é😀", "q\"'[*]?", "new\nline", "NULL", "a+b", None]
 
 
-def stage(frame: DataFrame, folder: Path, format: str, partition_by: list[str]) -> Relation:  # noqa: A002 - Spark's word
+def stage(frame: DataFrame, folder: Path, format: str, partition_by: list[str]) -> DuckDBRows:  # noqa: A002 - Spark's word
     """Let Spark write a frame as the files sink does; return it as DuckDB reads it."""
     options = CSV if format == "csv" else {}
     frame.write.format(format).options(**options).partitionBy(*partition_by).save(f"file://{folder}")
     schema = [[field.name, field.dataType.simpleString()] for field in frame.schema.fields]
     files = [f"{folder}/{path}" for path, _ in disk.walk(folder)]
-    return Relation(files, schema, format=format, partition_by=partition_by)
+    return DuckDBRows(files, schema, format=format, partition_by=partition_by)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.sinks.postgres import target
 from twophase.spark.plan import Plan
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 WHY = ("--reason", "looked at it")
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
@@ -86,7 +86,7 @@ class Attached(InPostgres):
     def refuse(self) -> None:
         self.cursor.execute("SELECT min(tablename) FROM pg_tables WHERE tablename LIKE 's\\_%'")  # not its parts
         (staged,) = self.cursor.fetchone()
-        self.taken = str(target.partition_name(Table("twophase_staging", staged)))
+        self.taken = str(target.partition_name(TableName("twophase_staging", staged)))
         self.cursor.execute(f"CREATE TABLE {self.taken} ()")
 
     def take(self) -> None:

@@ -19,10 +19,10 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta, Iceberg
-from twophase.sinks.log_tables.base import Lake
-from twophase.sinks.log_tables.commits import Table
+from twophase.sinks.log_tables.base import LogTableSink
+from twophase.sinks.log_tables.commits import LogTable
 from twophase.storage.arrow_files import Writer
-from twophase.storage.base import Known, Target
+from twophase.storage.base import FileFacts, Target
 from twophase.storage.s3 import S3, Access
 
 
@@ -56,7 +56,7 @@ def form(request: pytest.FixtureRequest, s3: S3Server) -> Format:
 
 
 @pytest.fixture
-def sink(form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def sink(form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogTableSink:
     monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
     table = form.make("lake/words")
     table.prepare()
@@ -91,10 +91,10 @@ class TestAll(Promises):
     def form(self, form: Format) -> Format:
         return form
 
-    def test_a_table_whose_folder_is_away_is_asked_again_later(self, sink: Lake) -> None:
+    def test_a_table_whose_folder_is_away_is_asked_again_later(self, sink: LogTableSink) -> None:
         """A folder of a store is never away: the store is, see below."""
 
-    def test_what_a_killed_sweep_left_is_found_by_the_next(self, sink: Lake) -> None:
+    def test_what_a_killed_sweep_left_is_found_by_the_next(self, sink: LogTableSink) -> None:
         staged = stage(sink, 1)
         min(staged.folder.iterdir()).unlink()
 
@@ -104,7 +104,7 @@ class TestAll(Promises):
         assert not list(sink.attempts())
 
 
-def test_of_two_promoters_at_once_one_commits(form: Format, sink: Lake, tmp_path: Path) -> None:
+def test_of_two_promoters_at_once_one_commits(form: Format, sink: LogTableSink, tmp_path: Path) -> None:
     Promises.test_of_two_promoters_at_once_one_commits(Promises(), form, sink, tmp_path, rounds=2)
 
 
@@ -113,7 +113,7 @@ def test_of_two_promoters_at_once_one_commits(form: Format, sink: Lake, tmp_path
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_store_that_is_down_while_rows_are_promoted_is_asked_again_later(
-    form: Format, sink: Lake, s3: S3Server, monkeypatch: pytest.MonkeyPatch, how: str
+    form: Format, sink: LogTableSink, s3: S3Server, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_LAKE_S3", s3.connection(connect_timeout=1, read_timeout=1))
     impatient = form.make("lake/words")
@@ -133,7 +133,7 @@ def test_a_store_that_is_down_while_rows_are_promoted_is_asked_again_later(
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_store_that_goes_down_when_the_marker_was_read_is_asked_again_later(
-    form: Format, sink: Lake, s3: S3Server, monkeypatch: pytest.MonkeyPatch, how: str
+    form: Format, sink: LogTableSink, s3: S3Server, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_LAKE_S3", s3.connection(connect_timeout=1, read_timeout=1))
     stage(sink, 1).promote()
@@ -141,7 +141,7 @@ def test_a_store_that_goes_down_when_the_marker_was_read_is_asked_again_later(
     staged = stage(impatient, 2)
     look = impatient.open
 
-    def opened_and_down(handle: Json) -> Table | None:
+    def opened_and_down(handle: Json) -> LogTable | None:
         table = look(handle)
         getattr(s3, how)()
         return table
@@ -158,7 +158,7 @@ def test_a_store_that_goes_down_when_the_marker_was_read_is_asked_again_later(
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_store_that_goes_down_in_the_middle_of_a_promotion_settles(
-    form: Format, sink: Lake, s3: S3Server, monkeypatch: pytest.MonkeyPatch, how: str
+    form: Format, sink: LogTableSink, s3: S3Server, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_LAKE_S3", s3.connection(connect_timeout=1, read_timeout=1))
     stage(sink, 1).promote()
@@ -204,13 +204,13 @@ def test_an_entry_of_the_log_whose_reply_was_lost_is_found_by_its_marker(
 # --- what tasks of Spark leave ---------------------------------------------------------------------------------------
 
 
-def written(storage: S3, target: Target, task: str, content: list[Row]) -> dict[str, Known]:
+def written(storage: S3, target: Target, task: str, content: list[Row]) -> dict[str, FileFacts]:
     writer = Writer(storage.access.open, str(target.folder).removeprefix("s3://"), target)
     batch = pa.RecordBatch.from_pylist(content)
-    return {path: Known(size, count, xxh3) for path, size, count, xxh3 in writer.write(task, iter([batch]))}
+    return {path: FileFacts(size, count, xxh3) for path, size, count, xxh3 in writer.write(task, iter([batch]))}
 
 
-def test_of_a_task_that_ran_twice_the_files_of_the_one_that_counts_are_staged(form: Format, sink: Lake) -> None:
+def test_of_a_task_that_ran_twice_the_files_of_the_one_that_counts_are_staged(form: Format, sink: LogTableSink) -> None:
     key = Key(PIPELINE, 1, 1)
     handle = {**sink.place(key, 1, "7c1e"), "commit_seq": 1}
     assert isinstance(sink.storage, S3)
@@ -228,7 +228,7 @@ def test_of_a_task_that_ran_twice_the_files_of_the_one_that_counts_are_staged(fo
     assert [path.name for path in half.parent.iterdir()] == ["part-r1-a1-00000-8-00000.parquet"]
 
 
-def test_a_file_that_is_not_what_its_task_said_is_not_voted_for(sink: Lake) -> None:
+def test_a_file_that_is_not_what_its_task_said_is_not_voted_for(sink: LogTableSink) -> None:
     key = Key(PIPELINE, 1, 1)
     handle = sink.place(key, 1, "7c1e")
     assert isinstance(sink.storage, S3)
@@ -268,7 +268,7 @@ def test_a_task_writes_large_groups_of_rows_and_one_value_to_a_file(s3: S3Server
 # --- declaration -----------------------------------------------------------------------------------------------------
 
 
-def test_a_declaration_names_the_connection_and_builds_an_equal_sink(sink: Lake) -> None:
+def test_a_declaration_names_the_connection_and_builds_an_equal_sink(sink: LogTableSink) -> None:
     declared = sink.declaration()
 
     assert SECRET not in str(declared)
@@ -324,7 +324,7 @@ def test_the_text_of_an_access_shows_no_secret(s3: S3Server) -> None:
 
 
 def test_a_table_is_one_pipelines_by_whichever_connection_it_is_reached(
-    s3: S3Server, sink: Lake, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, sink: LogTableSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bucket itself says whose it is."""
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", s3.connection())

@@ -24,7 +24,7 @@ from twophase.core.settings import data_path
 from twophase.maintenance import sweep, verify
 from twophase.revision_diff import diff
 from twophase.runner import InProcess, Runner
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 from twophase.storage.base import configured
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def iceberg(path: str, **options: Any) -> sinks.Iceberg:
     return sinks.Iceberg(f"db.{Path(path).name}", path=path, conn_id=CONN_ID, catalog=CATALOG, **options)
 
 
-MAKERS: dict[str, tuple[Callable[..., Lake], Format]] = {
+MAKERS: dict[str, tuple[Callable[..., LogTableSink], Format]] = {
     "delta": (delta, DeltaFormat()),
     "iceberg": (iceberg, IcebergFormat()),
 }
 
 
 @pytest.fixture(params=MAKERS)
-def kind(request: pytest.FixtureRequest, home: Path, s3: S3Server) -> tuple[Callable[..., Lake], Format]:
+def kind(request: pytest.FixtureRequest, home: Path, s3: S3Server) -> tuple[Callable[..., LogTableSink], Format]:
     data_path("landing/words").mkdir(parents=True)
     return MAKERS[request.param]
 
@@ -59,7 +59,9 @@ def copy(words: DataFrame, context: Any) -> DataFrame:
     return words.withColumn("revision", lit(context.revision))
 
 
-def words(sink: Lake, name: str = "words", transform: Callable[..., Any] | str = copy, **options: Any) -> Pipeline:
+def words(
+    sink: LogTableSink, name: str = "words", transform: Callable[..., Any] | str = copy, **options: Any
+) -> Pipeline:
     reads = {"words": sources.Files("landing/words", "json", max_files=1)}
     return Pipeline(name, reads=reads, transform=transform, writes={"lake": sink}, **options)
 
@@ -69,7 +71,7 @@ def first(rows: list[Row], revision: int = 1) -> list[Row]:
 
 
 def test_checkpoints_go_through_an_object_store_whole_and_once(
-    spark: SparkSession, record: PostgresRecord, kind: tuple[Callable[..., Lake], Format]
+    spark: SparkSession, record: PostgresRecord, kind: tuple[Callable[..., LogTableSink], Format]
 ) -> None:
     make, form = kind
     place = S3Server.place()
@@ -109,7 +111,7 @@ def test_checkpoints_go_through_an_object_store_whole_and_once(
 
 @pytest.mark.slow
 def test_values_of_every_type_come_back_equal(
-    spark: SparkSession, record: PostgresRecord, kind: tuple[Callable[..., Lake], Format]
+    spark: SparkSession, record: PostgresRecord, kind: tuple[Callable[..., LogTableSink], Format]
 ) -> None:
     from pyspark.sql.functions import unix_micros
 

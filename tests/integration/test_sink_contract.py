@@ -23,7 +23,7 @@ from twophase.committers import CheckpointCommitter
 from twophase.core.checkpoint import Key
 from twophase.core.slots import Slot
 from twophase.sinks.base import Sink
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.write_ahead import delivery
 from twophase.storage import database
 from twophase.testing import Read, Rows, SinkContract, Stage, Staged
@@ -190,7 +190,7 @@ class InDelta(SinkContract):
 
     @pytest.fixture
     def read(self, sink: Sink) -> Read:
-        assert isinstance(sink, Lake)
+        assert isinstance(sink, LogTableSink)
         return lambda: DeltaFormat().content(sink) if sink.storage.has(f"{sink.location()}/_delta_log") else []
 
 

@@ -22,7 +22,7 @@ from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.formats import iceberg_catalogs
-from twophase.sinks.log_tables.base import Lake
+from twophase.sinks.log_tables.base import LogTableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +89,7 @@ CASES = [
 ]
 
 
-def strict(sink: Lake, query: str) -> Pipeline:
+def strict(sink: LogTableSink, query: str) -> Pipeline:
     landing = data_path("landing/words")
     landing.mkdir(parents=True, exist_ok=True)
     (landing / "1.json").write_text(json.dumps({"n": 1}))

@@ -48,13 +48,13 @@ def test_every_subtask_is_sent_once_in_order_with_its_checkpoint_and_time(
 def test_rows_are_not_held_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the rows take about the same memory: a batch, and a page of each column."""
     held: list[int] = []
-    give = delivery.Rows.__next__
+    give = delivery.CountedRows.__next__
 
-    def look(given: delivery.Rows) -> Row:
+    def look(given: delivery.CountedRows) -> Row:
         held.append(pa.total_allocated_bytes())
         return give(given)
 
-    monkeypatch.setattr(delivery.Rows, "__next__", look)
+    monkeypatch.setattr(delivery.CountedRows, "__next__", look)
     peaks = []
     for checkpoint_id, count in enumerate((100_000, 400_000), 1):
         bench.declare(sender="senders:Careless", arguments={"returns": True, "takes": count})

@@ -16,7 +16,7 @@ import pytest
 from twophase import audits
 from twophase.audits import Audit, AuditContext, Verdict
 from twophase.core.errors import ConfigError
-from twophase.row_queries.duckdb_rows import Relation
+from twophase.row_queries.duckdb_rows import DuckDBRows
 
 BEGAN = datetime(2026, 11, 16, 3, tzinfo=UTC)
 DAY = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
@@ -39,14 +39,14 @@ def context(**changes: Any) -> AuditContext:
 
 
 @pytest.fixture
-def staged(tmp_path: Path) -> Iterator[Callable[..., Relation]]:
+def staged(tmp_path: Path) -> Iterator[Callable[..., DuckDBRows]]:
     """Return a function that stages columns, given as `name=(type, values)`."""
-    made: list[Relation] = []
+    made: list[DuckDBRows] = []
 
-    def stage(**columns: tuple[str, list[Any]]) -> Relation:
+    def stage(**columns: tuple[str, list[Any]]) -> DuckDBRows:
         path = tmp_path / f"part-{len(made)}.parquet"
         pq.write_table(pa.table({n: pa.array(v, KINDS.get(kind)) for n, (kind, v) in columns.items()}), path)
-        made.append(Relation([str(path)], [[name, kind] for name, (kind, _) in columns.items()]))
+        made.append(DuckDBRows([str(path)], [[name, kind] for name, (kind, _) in columns.items()]))
         return made[-1]
 
     yield stage
@@ -55,12 +55,12 @@ def staged(tmp_path: Path) -> Iterator[Callable[..., Relation]]:
 
 
 @pytest.fixture
-def words(staged: Callable[..., Relation]) -> Relation:
+def words(staged: Callable[..., DuckDBRows]) -> DuckDBRows:
     """Return three staged rows with a NULL and a doubled word."""
     return staged(id=("bigint", [1, 2, None]), word=("string", ["a", "b", "a"]))
 
 
-class Unread(Relation):
+class Unread(DuckDBRows):
     """A relation that must not be asked."""
 
     @property
@@ -201,7 +201,7 @@ def test_rows_are_counted_without_reading_them(
 # --- not_null, unique, values_in -------------------------------------------------------------------------------------
 
 
-def test_a_null_is_found_and_shown_with_its_column_first(words: Relation) -> None:
+def test_a_null_is_found_and_shown_with_its_column_first(words: DuckDBRows) -> None:
     verdict = audits.not_null("word", "ID").check(words, context())
 
     assert verdict == Verdict(
@@ -214,7 +214,7 @@ def test_a_null_is_found_and_shown_with_its_column_first(words: Relation) -> Non
     )
 
 
-def test_the_column_that_is_null_is_shown_however_wide_the_table(staged: Callable[..., Relation]) -> None:
+def test_the_column_that_is_null_is_shown_however_wide_the_table(staged: Callable[..., DuckDBRows]) -> None:
     wide = staged(**{f"c{n}": ("string", ["x" * 50]) for n in range(500)}, last=("string", [None]))
 
     verdict = audits.not_null("last").check(wide, context())
@@ -223,7 +223,7 @@ def test_the_column_that_is_null_is_shown_however_wide_the_table(staged: Callabl
     assert "more columns" in verdict.sample[0]["…"]
 
 
-def test_a_doubled_combination_is_found_and_shown_with_how_often(staged: Callable[..., Relation]) -> None:
+def test_a_doubled_combination_is_found_and_shown_with_how_often(staged: Callable[..., DuckDBRows]) -> None:
     rows = staged(a=("bigint", [1, 1, 1, 2, 2, 3]), b=("string", ["x", "x", "x", "y", "y", None]))
 
     verdict = audits.unique("a", "b").check(rows, context())
@@ -235,19 +235,19 @@ def test_a_doubled_combination_is_found_and_shown_with_how_often(staged: Callabl
     )
 
 
-def test_a_combination_may_share_its_parts(staged: Callable[..., Relation]) -> None:
+def test_a_combination_may_share_its_parts(staged: Callable[..., DuckDBRows]) -> None:
     rows = staged(a=("bigint", [1, 1, 2]), b=("string", ["x", "y", "x"]))
 
     assert audits.unique("a", "b").check(rows, context()).passed
     assert not audits.unique("a").check(rows, context()).passed
 
 
-def test_two_nulls_are_not_unique(staged: Callable[..., Relation]) -> None:
+def test_two_nulls_are_not_unique(staged: Callable[..., DuckDBRows]) -> None:
     assert audits.unique("a").check(staged(a=("bigint", [1, None])), context()).passed
     assert not audits.unique("a").check(staged(a=("bigint", [1, None, None])), context()).passed
 
 
-def test_another_value_is_found_and_shown_with_how_often(words: Relation) -> None:
+def test_another_value_is_found_and_shown_with_how_often(words: DuckDBRows) -> None:
     verdict = audits.values_in("word", ["b", "it's"]).check(words, context())
 
     assert verdict == Verdict(
@@ -257,11 +257,11 @@ def test_another_value_is_found_and_shown_with_how_often(words: Relation) -> Non
     )
 
 
-def test_null_is_no_other_value(words: Relation) -> None:
+def test_null_is_no_other_value(words: DuckDBRows) -> None:
     assert audits.values_in("id", [1, 2]).check(words, context()).passed
 
 
-def test_values_are_compared_as_the_columns_type(staged: Callable[..., Relation]) -> None:
+def test_values_are_compared_as_the_columns_type(staged: Callable[..., DuckDBRows]) -> None:
     days = staged(day=("date", [date(2026, 11, 15)]))
 
     assert audits.values_in("day", [date(2026, 11, 15)]).check(days, context()).passed
@@ -278,7 +278,7 @@ def newest(*hours: int) -> tuple[str, list[datetime]]:
     return "timestamp", [datetime(2026, 11, 15, hour, tzinfo=UTC) for hour in hours]
 
 
-def test_the_newest_value_is_measured_from_the_end_of_the_slot(staged: Callable[..., Relation]) -> None:
+def test_the_newest_value_is_measured_from_the_end_of_the_slot(staged: Callable[..., DuckDBRows]) -> None:
     rows, here = staged(seen=newest(3, 22)), context(slot=DAY)
 
     verdict = audits.fresh("seen", within="2h").check(rows, here)
@@ -293,7 +293,7 @@ def test_the_newest_value_is_measured_from_the_end_of_the_slot(staged: Callable[
 
 @pytest.mark.parametrize("slot", [None, "2026-11-15", "eu"])
 def test_without_an_interval_the_newest_value_is_measured_from_the_begin(
-    staged: Callable[..., Relation], slot: str | None
+    staged: Callable[..., DuckDBRows], slot: str | None
 ) -> None:
     rows, here = staged(seen=newest(22)), context(slot=slot)
 
@@ -303,7 +303,7 @@ def test_without_an_interval_the_newest_value_is_measured_from_the_begin(
     assert "2026-11-15T23:00:00+00:00 or later, 4h before the checkpoint began" in late.text
 
 
-def test_a_date_is_its_first_moment(staged: Callable[..., Relation]) -> None:
+def test_a_date_is_its_first_moment(staged: Callable[..., DuckDBRows]) -> None:
     rows, here = staged(day=("date", [date(2026, 11, 15)])), context(slot=DAY)
 
     assert audits.fresh("day", within="1d").check(rows, here).passed
@@ -311,14 +311,14 @@ def test_a_date_is_its_first_moment(staged: Callable[..., Relation]) -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [None]])
-def test_no_value_is_not_fresh(staged: Callable[..., Relation], rows: list[Any]) -> None:
+def test_no_value_is_not_fresh(staged: Callable[..., DuckDBRows], rows: list[Any]) -> None:
     verdict = audits.fresh("seen", within="2h").check(staged(seen=("timestamp", rows)), context())
 
     assert not verdict.passed
     assert verdict.text.endswith("found no value")
 
 
-def test_what_is_no_time_cannot_be_fresh(words: Relation) -> None:
+def test_what_is_no_time_cannot_be_fresh(words: DuckDBRows) -> None:
     verdict = audits.fresh("word", within="2h").check(words, context())
 
     assert verdict == Verdict(
@@ -329,7 +329,7 @@ def test_what_is_no_time_cannot_be_fresh(words: Relation) -> None:
 # --- sql -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_query_that_finds_rows_fails_and_shows_them(words: Relation) -> None:
+def test_a_query_that_finds_rows_fails_and_shows_them(words: DuckDBRows) -> None:
     verdict = audits.sql("SELECT word, count(*) AS n FROM staged GROUP BY word HAVING n > 1; -- doubled").check(
         words, context()
     )
@@ -339,13 +339,13 @@ def test_a_query_that_finds_rows_fails_and_shows_them(words: Relation) -> None:
     assert verdict.sample == [{"word": "a", "n": 2}]
 
 
-def test_a_query_that_finds_nothing_passes(words: Relation) -> None:
+def test_a_query_that_finds_nothing_passes(words: DuckDBRows) -> None:
     verdict = audits.sql("SELECT * FROM staged WHERE word = 'z'", name="no z").check(words, context())
 
     assert verdict == Verdict(passed=True, text="no z: expected no rows, found none")
 
 
-def test_a_query_that_finds_many_rows_counts_them_and_shows_five(staged: Callable[..., Relation]) -> None:
+def test_a_query_that_finds_many_rows_counts_them_and_shows_five(staged: Callable[..., DuckDBRows]) -> None:
     verdict = audits.sql("FROM staged").check(staged(id=("bigint", list(range(1000)))), context())
 
     assert verdict.text == "sql(FROM staged): expected no rows, found 1000"
@@ -365,7 +365,7 @@ def test_a_query_that_finds_many_rows_counts_them_and_shows_five(staged: Callabl
     ],
     ids=lambda audit: audit.name,
 )
-def test_a_column_that_is_not_there_is_a_no_that_names_those_that_are(words: Relation, audit: Audit) -> None:
+def test_a_column_that_is_not_there_is_a_no_that_names_those_that_are(words: DuckDBRows, audit: Audit) -> None:
     verdict = audit.check(words, context())
 
     assert verdict == Verdict(passed=False, text=f"{audit.name}: no column 'wrod'; there is id, word")
@@ -381,7 +381,7 @@ def test_a_column_that_is_not_there_is_a_no_that_names_those_that_are(words: Rel
         ("SELECT * FROM read_text('/etc/passwd')", "Permission Error"),
     ],
 )
-def test_a_query_that_cannot_run_is_a_no_that_says_why_in_one_line(words: Relation, query: str, said: str) -> None:
+def test_a_query_that_cannot_run_is_a_no_that_says_why_in_one_line(words: DuckDBRows, query: str, said: str) -> None:
     verdict = audits.sql(query).check(words, context())
 
     assert not verdict.passed
@@ -390,7 +390,7 @@ def test_a_query_that_cannot_run_is_a_no_that_says_why_in_one_line(words: Relati
     assert "\n" not in verdict.text
 
 
-def test_a_value_that_cannot_be_read_is_a_no(words: Relation) -> None:
+def test_a_value_that_cannot_be_read_is_a_no(words: DuckDBRows) -> None:
     verdict = audits.sql("SELECT CAST(word AS BIGINT) FROM staged").check(words, context())
 
     assert not verdict.passed
@@ -398,7 +398,7 @@ def test_a_value_that_cannot_be_read_is_a_no(words: Relation) -> None:
 
 
 def test_files_that_are_gone_are_a_no(tmp_path: Path) -> None:
-    verdict = audits.not_null("id").check(Relation([f"{tmp_path}/gone"], [["id", "int"]]), context())
+    verdict = audits.not_null("id").check(DuckDBRows([f"{tmp_path}/gone"], [["id", "int"]]), context())
 
     assert verdict == Verdict(passed=False, text=f"not_null(id): file {tmp_path}/gone is not there")
 
@@ -407,7 +407,7 @@ def test_files_that_are_gone_are_a_no(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def answer(words: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Verdict]:
+def answer(words: DuckDBRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Verdict]:
     """Return a function that lets a function in spark_jobs/ answer with an expression."""
     made = iter(range(100))
     monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(tmp_path / "jobs"))
@@ -452,7 +452,7 @@ def test_a_function_that_finds_something_says_what(
     assert verdict.sample == sample
 
 
-def test_a_function_that_is_not_there_is_a_no(words: Relation) -> None:
+def test_a_function_that_is_not_there_is_a_no(words: DuckDBRows) -> None:
     verdict = audits.expression("no_such_module:look").check(words, context())
 
     assert not verdict.passed

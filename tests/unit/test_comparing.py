@@ -12,7 +12,7 @@ import pytest
 
 from twophase.comparison import Comparison, compare
 from twophase.core.errors import ConfigError
-from twophase.row_queries.duckdb_rows import Relation
+from twophase.row_queries.duckdb_rows import DuckDBRows
 
 SCHEMA = [["id", "bigint"], ["word", "string"]]
 TYPES = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "double": pa.float64()}
@@ -23,14 +23,14 @@ def side(tmp_path: Path) -> Any:
     """Return a function that makes one side of a comparison of rows."""
     made = iter(range(10))
 
-    def make(*rows: tuple[Any, ...], schema: list[list[str]] = SCHEMA) -> Relation:
+    def make(*rows: tuple[Any, ...], schema: list[list[str]] = SCHEMA) -> DuckDBRows:
         path = tmp_path / f"{next(made)}.parquet"
         columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
         arrays = {
             name: pa.array(list(values), TYPES.get(kind)) for (name, kind), values in zip(schema, columns, strict=True)
         }
         pq.write_table(pa.table(arrays), path)
-        return Relation([str(path)], schema)
+        return DuckDBRows([str(path)], schema)
 
     return make
 
@@ -71,11 +71,11 @@ def test_not_a_number_equals_itself(side: Any) -> None:
 
 def test_two_empty_sides_are_the_same() -> None:
 
-    assert compare(Relation([], SCHEMA), Relation([], SCHEMA)).same
+    assert compare(DuckDBRows([], SCHEMA), DuckDBRows([], SCHEMA)).same
 
 
 def test_rows_may_come_from_no_file_on_one_side(side: Any) -> None:
-    found = compare(side((1, "a"), (2, "b")), Relation([], SCHEMA), samples=1)
+    found = compare(side((1, "a"), (2, "b")), DuckDBRows([], SCHEMA), samples=1)
 
     assert counts(found) == (0, 2, None)
     assert found.samples == {"removed": [{"id": 1, "word": "a"}]}
@@ -171,11 +171,11 @@ def test_sides_without_a_common_column_are_an_error(side: Any) -> None:
 
 
 def test_the_order_of_a_maps_entries_means_nothing(tmp_path: Path) -> None:
-    sides: list[Relation] = []
+    sides: list[DuckDBRows] = []
     for number, entries in enumerate([[("a", 1), ("b", 2)], [("b", 2), ("a", 1)]]):
         path = tmp_path / f"{number}.parquet"
         pq.write_table(pa.table({"m": pa.array([entries], pa.map_(pa.string(), pa.int64()))}), path)
-        sides.append(Relation([str(path)], [["m", "map<string,bigint>"]]))
+        sides.append(DuckDBRows([str(path)], [["m", "map<string,bigint>"]]))
 
     assert compare(sides[0], sides[1]).same
 
@@ -191,7 +191,7 @@ def test_samples_are_json_and_cut(side: Any) -> None:
     schema = [["id", "bigint"], ["raw", "binary"], ["word", "string"]]
     new = side(*((n, b"\xff" * 1000, "x" * 10_000) for n in range(20)), schema=schema)
 
-    found = compare(Relation([], schema), new, samples=3)
+    found = compare(DuckDBRows([], schema), new, samples=3)
 
     rows = json.loads(json.dumps(found.summary()))["samples"]["added"]
     assert [row["id"] for row in rows] == [0, 1, 2]

@@ -233,3 +233,32 @@ def test_what_is_shipped_to_spark_imports_without_airflow_and_sqlalchemy() -> No
 )
 def test_the_reader_of_imports_sees_every_kind(source: str, expected: list[tuple[str, bool]]) -> None:
     assert [(imported.name, imported.at_import) for imported in imports_of(source, "p.q")] == expected
+
+
+#: Public classes that share a name, and why: users import each from a module that tells them apart.
+SAME_NAME = {
+    "Backfill": "one that is being done, and its row in the record",
+    "Committed": "the source, and what the record answers it",
+    "Files": "twophase.sources.Files is read, twophase.sinks.Files is written",
+    "Postgres": "twophase.sinks.Postgres is a target, twophase.committers.Postgres remembers what was sent",
+    "Sink": "the port that the coordinator knows, and the base class of those that users write",
+    "Source": "the port that the coordinator knows, and the base class of those that are shipped",
+}
+
+
+def classes() -> dict[str, list[str]]:
+    """Map each public class to the modules that define one of that name."""
+    found: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module)
+    return found
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    """A name in a traceback or a search leads to one class; the exceptions are listed with their reason."""
+    shared = {name: modules for name, modules in classes().items() if len(modules) > 1}
+
+    assert {name: modules for name, modules in shared.items() if name not in SAME_NAME} == {}
+    assert shared.keys() >= SAME_NAME.keys(), "remove what is no exception any more"

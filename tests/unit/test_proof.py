@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from twophase.cli.demo.proof import Check, Counted, expected, prove
-from twophase.cli.demo.reader import Reader
+from twophase.cli.demo.proof import Counted, Finding, expected, prove
+from twophase.cli.demo.reader import PollingReader
 
 ROWS = [Counted(1, "apple", 3), Counted(1, "fig", 4), Counted(2, "apple", 3)]
 
@@ -57,7 +57,7 @@ def test_the_input_is_counted_per_checkpoint(tmp_path: Path) -> None:
     assert sorted(expected({1: files[:2], 2: files[2:]})) == ROWS
 
 
-def looked_at(folder: Path, words: list[str]) -> Check:
+def looked_at(folder: Path, words: list[str]) -> Finding:
     """Have a reader look at a table that holds these words as checkpoint 1, whose input is an apple and a fig."""
     landed = folder / "1.json"
     landed.write_text("".join(json.dumps({"word": word, "frequency": 1}) + "\n" for word in ("apple", "fig")))
@@ -65,7 +65,7 @@ def looked_at(folder: Path, words: list[str]) -> Check:
     (table / "checkpoint=00000001").mkdir(parents=True)
     rows = pa.table({"word": words, "frequency": [1] * len(words)})
     pq.write_table(rows, table / "checkpoint=00000001" / "part.parquet")
-    with Reader(table, {1: [landed]}) as reader:
+    with PollingReader(table, {1: [landed]}) as reader:
         deadline = time.monotonic() + 60
         while "looked 0 times" in reader.check().found and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -82,4 +82,4 @@ def test_a_reader_that_sees_something_else_fails_the_proof(tmp_path: Path, words
 
 
 def test_a_reader_that_never_looked_proves_nothing(tmp_path: Path) -> None:
-    assert not Reader(tmp_path, {}).check().holds
+    assert not PollingReader(tmp_path, {}).check().holds

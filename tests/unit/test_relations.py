@@ -16,7 +16,7 @@ import pytest
 
 from twophase.core.errors import AttemptFailed, ConfigError, ManifestMismatch
 from twophase.row_queries import duckdb_rows
-from twophase.row_queries.duckdb_rows import Relation, type_of
+from twophase.row_queries.duckdb_rows import DuckDBRows, type_of
 from twophase.storage.partition_folders import NULL_PARTITION
 
 SCHEMA = [["id", "bigint"], ["word", "string"]]
@@ -60,7 +60,7 @@ def test_no_files_are_no_rows_with_the_right_columns_and_types() -> None:
         ["v", "variant"],
     ]
 
-    with Relation([], schema, partition_by=["dt"], constants={"region": "eu"}) as relation:
+    with DuckDBRows([], schema, partition_by=["dt"], constants={"region": "eu"}) as relation:
         rows, types = relation.rows("SELECT * FROM staged"), relation.types()
 
     assert rows == []
@@ -79,7 +79,7 @@ def test_columns_have_sparks_types_and_order_whatever_the_file_has(tmp_path: Pat
     seen = pa.array([dt.date(2026, 11, 15)]).cast(pa.timestamp("us"))
     file = write(tmp_path / "a.parquet", word=["x"], seen=seen, id=pa.array([1], pa.int32()))
 
-    with Relation([file], [["id", "bigint"], ["seen", "timestamp"], ["word", "string"]]) as relation:
+    with DuckDBRows([file], [["id", "bigint"], ["seen", "timestamp"], ["word", "string"]]) as relation:
         types = relation.types()
         text = relation.value("SELECT CAST(seen AS VARCHAR) FROM staged")
 
@@ -96,7 +96,7 @@ def test_partition_columns_come_from_the_folders_right_above_the_file(tmp_path: 
     ]
     schema = [["dt", "date"], ["id", "bigint"], ["Shop", "string"], ["word", "string"]]
 
-    with Relation(files, schema, partition_by=["dt", "shop"]) as relation:
+    with DuckDBRows(files, schema, partition_by=["dt", "shop"]) as relation:
         rows = relation.rows("SELECT * FROM staged ORDER BY id")
 
     assert rows == [
@@ -110,7 +110,7 @@ def test_partition_values_have_the_columns_type(tmp_path: Path) -> None:
     schema = [["n", "tinyint"], ["price", "decimal(5,2)"], ["at", "timestamp"], ["flag", "boolean"], ["raw", "binary"]]
     file = write(tmp_path / folders / "1.parquet", id=[1])
 
-    with Relation([file], [["id", "bigint"], *schema], partition_by=[name for name, _ in schema]) as relation:
+    with DuckDBRows([file], [["id", "bigint"], *schema], partition_by=[name for name, _ in schema]) as relation:
         rows = relation.sample("SELECT * FROM staged")
 
     assert rows == [{"id": 1, "n": -7, "price": "1.50", "at": "2026-11-15 10:00:00.5+00", "flag": True, "raw": "6162"}]
@@ -120,7 +120,7 @@ def test_a_file_outside_its_partition_folders_is_an_error_that_names_it(tmp_path
     file = write(tmp_path / "1.parquet", id=[1])
 
     with (
-        Relation([file], SCHEMA, partition_by=["dt"]) as relation,
+        DuckDBRows([file], SCHEMA, partition_by=["dt"]) as relation,
         pytest.raises(ManifestMismatch, match=r"1\.parquet"),
     ):
         relation.rows("SELECT * FROM staged")
@@ -130,7 +130,7 @@ def test_constants_are_columns_of_every_row(tmp_path: Path) -> None:
     file = write(tmp_path / "dt=2000-01-01" / "1.parquet", id=[1, 2])
     constants = {"dt": "2026-11-15", "day": dt.date(2026, 11, 15), "hour": 7, "name": "it's"}
 
-    with Relation([file], [["id", "bigint"], ["dt", "date"]], constants=constants) as relation:
+    with DuckDBRows([file], [["id", "bigint"], ["dt", "date"]], constants=constants) as relation:
         rows = relation.rows("SELECT DISTINCT dt, day, hour, name FROM staged")
 
     day = dt.date(2026, 11, 15)
@@ -141,7 +141,7 @@ def test_a_path_with_signs_of_a_pattern_is_that_file_only(tmp_path: Path) -> Non
     file = write(tmp_path / "o'dd [ab]*?{x,y}" / "a*.parquet", id=[1])
     write(tmp_path / "o'dd [ab]*?{x,y}" / "ab.parquet", id=[2])
 
-    with Relation([file], [["id", "bigint"]]) as relation:
+    with DuckDBRows([file], [["id", "bigint"]]) as relation:
         assert relation.rows("SELECT id FROM staged") == [{"id": 1}]
 
 
@@ -150,14 +150,14 @@ def test_what_sparks_readers_skip_is_skipped(tmp_path: Path) -> None:
     for name in ("_SUCCESS", ".1.parquet.crc"):
         (tmp_path / name).touch()
 
-    with Relation([file, f"{tmp_path}/_SUCCESS", f"{tmp_path}/.1.parquet.crc"], [["id", "bigint"]]) as relation:
+    with DuckDBRows([file, f"{tmp_path}/_SUCCESS", f"{tmp_path}/.1.parquet.crc"], [["id", "bigint"]]) as relation:
         assert relation.rows("SELECT id FROM staged") == [{"id": 1}]
 
 
 def test_files_of_several_writes_may_lack_a_column(tmp_path: Path) -> None:
     files = [write(tmp_path / "1.parquet", id=[1]), write(tmp_path / "2.parquet", id=[2], word=["x"])]
 
-    with Relation(files, SCHEMA, mixed=True) as relation:
+    with DuckDBRows(files, SCHEMA, mixed=True) as relation:
         rows = relation.rows("SELECT * FROM staged ORDER BY id")
 
     assert rows == [{"id": 1, "word": None}, {"id": 2, "word": "x"}]
@@ -166,20 +166,20 @@ def test_files_of_several_writes_may_lack_a_column(tmp_path: Path) -> None:
 def test_a_file_that_is_no_parquet_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "1.parquet").write_text("not Parquet, and long enough to look for a footer")
 
-    with Relation([f"{tmp_path}/1.parquet"], SCHEMA) as relation, pytest.raises(AttemptFailed, match=r"1\.parquet"):
+    with DuckDBRows([f"{tmp_path}/1.parquet"], SCHEMA) as relation, pytest.raises(AttemptFailed, match=r"1\.parquet"):
         relation.rows("SELECT * FROM staged")
 
 
 def test_a_column_that_the_files_lack_is_an_error_that_names_it(tmp_path: Path) -> None:
     file = write(tmp_path / "1.parquet", id=[1])
 
-    with Relation([file], SCHEMA) as relation, pytest.raises(ManifestMismatch, match="word"):
+    with DuckDBRows([file], SCHEMA) as relation, pytest.raises(ManifestMismatch, match="word"):
         relation.rows("SELECT * FROM staged")
 
 
 def test_a_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
     with (
-        Relation([f"{tmp_path}/gone"], SCHEMA) as relation,
+        DuckDBRows([f"{tmp_path}/gone"], SCHEMA) as relation,
         pytest.raises(ManifestMismatch, match="/gone is not there"),
     ):
         relation.rows("SELECT * FROM staged")
@@ -192,7 +192,7 @@ def test_csv_is_read_as_spark_writes_it(tmp_path: Path) -> None:
     lines = ["id,word", r'1,"a,b \"q\" \\ x', 'y"', "2,back\\slash", "3,end\\", '4,""', "5,", "6, x ", "7,null"]
     (tmp_path / "1.csv").write_text("\n".join(lines) + "\n")
 
-    with Relation([f"{tmp_path}/1.csv"], SCHEMA, format="csv") as relation:
+    with DuckDBRows([f"{tmp_path}/1.csv"], SCHEMA, format="csv") as relation:
         rows = relation.rows("SELECT * FROM staged ORDER BY id")
 
     words = ['a,b "q" \\ x\ny', "back\\slash", "end\\", "", None, " x ", "null"]
@@ -204,7 +204,7 @@ def test_csv_follows_the_writers_options(tmp_path: Path) -> None:
         file.write("1|'a|b'\n2|-\n")
     options = {"Sep": "|", "quote": "'", "header": "false", "nullValue": "-", "compression": "gzip"}
 
-    with Relation([f"{tmp_path}/1.csv.gz"], SCHEMA, format="csv", options=options) as relation:
+    with DuckDBRows([f"{tmp_path}/1.csv.gz"], SCHEMA, format="csv", options=options) as relation:
         rows = relation.rows("SELECT * FROM staged ORDER BY id")
 
     assert rows == [{"id": 1, "word": "a|b"}, {"id": 2, "word": None}]
@@ -212,9 +212,9 @@ def test_csv_follows_the_writers_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["dateFormat", "lineSep", "timestampFormat", "encoding"])
 @pytest.mark.parametrize("format", ["csv", "json"])
-def test_text_that_would_be_read_wrongly_is_refused(format: str, option: str) -> None:  # noqa: A002 - as in Relation
+def test_text_that_would_be_read_wrongly_is_refused(format: str, option: str) -> None:  # noqa: A002 - as in DuckDBRows
     with pytest.raises(ConfigError, match=option.lower()):
-        Relation([], SCHEMA, format=format, options={option: "yyyy"})
+        DuckDBRows([], SCHEMA, format=format, options={option: "yyyy"})
 
 
 def test_json_is_read_as_spark_writes_it(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_json_is_read_as_spark_writes_it(tmp_path: Path) -> None:
         ["s", "struct<x:int,y:string>"],
     ]
 
-    with Relation([f"{tmp_path}/1.json", f"{tmp_path}/2.json"], schema, format="json") as relation:
+    with DuckDBRows([f"{tmp_path}/1.json", f"{tmp_path}/2.json"], schema, format="json") as relation:
         rows = relation.sample("SELECT * FROM staged ORDER BY id")
 
     assert rows == [
@@ -252,17 +252,17 @@ def test_json_is_read_as_spark_writes_it(tmp_path: Path) -> None:
 
 def test_files_whose_columns_nobody_knows_are_refused() -> None:
     with pytest.raises(ConfigError, match="not known"):
-        Relation(["/x/1.csv"], [], format="csv")
+        DuckDBRows(["/x/1.csv"], [], format="csv")
 
 
 # --- nothing but these files -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def fenced(tmp_path: Path) -> Relation:
+def fenced(tmp_path: Path) -> DuckDBRows:
     """Return a relation over one file, beside another that is none of its business."""
     write(tmp_path / "other.parquet", id=[2])
-    return Relation([write(tmp_path / "1.parquet", id=[1])], [["id", "bigint"]])
+    return DuckDBRows([write(tmp_path / "1.parquet", id=[1])], [["id", "bigint"]])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def fenced(tmp_path: Path) -> Relation:
         "SELECT * FROM read_parquet('{folder}/1.parquet/../other.parquet')",
     ],
 )
-def test_a_query_can_read_no_other_file(fenced: Relation, tmp_path: Path, query: str) -> None:
+def test_a_query_can_read_no_other_file(fenced: DuckDBRows, tmp_path: Path, query: str) -> None:
     with fenced, pytest.raises(ConfigError, match="Permission"):
         fenced.rows(f"SELECT * FROM {fenced.query(query.format(folder=tmp_path))}")
 
@@ -297,7 +297,7 @@ def test_a_query_can_read_no_other_file(fenced: Relation, tmp_path: Path, query:
         "-- nothing",
     ],
 )
-def test_a_query_can_change_nothing(fenced: Relation, tmp_path: Path, query: str) -> None:
+def test_a_query_can_change_nothing(fenced: DuckDBRows, tmp_path: Path, query: str) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     with fenced, pytest.raises(ConfigError):
@@ -306,7 +306,7 @@ def test_a_query_can_change_nothing(fenced: Relation, tmp_path: Path, query: str
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_even_a_statement_of_ours_can_write_to_no_other_file(fenced: Relation, tmp_path: Path) -> None:
+def test_even_a_statement_of_ours_can_write_to_no_other_file(fenced: DuckDBRows, tmp_path: Path) -> None:
     with fenced, pytest.raises(ConfigError, match="Permission"):
         fenced.rows(f"COPY (SELECT 1) TO '{tmp_path}/new.csv'")
 
@@ -324,19 +324,21 @@ def test_even_a_statement_of_ours_can_write_to_no_other_file(fenced: Relation, t
         "SELECT length('; --;') AS n",
     ],
 )
-def test_a_query_may_end_in_a_semicolon_or_a_comment(fenced: Relation, query: str) -> None:
+def test_a_query_may_end_in_a_semicolon_or_a_comment(fenced: DuckDBRows, query: str) -> None:
     with fenced:
         assert fenced.value(f"SELECT * FROM {fenced.query(query)}") == 5
 
 
-def test_nothing_is_left_on_disk(fenced: Relation) -> None:
+def test_nothing_is_left_on_disk(fenced: DuckDBRows) -> None:
     with fenced:
         spill = Path(fenced.value("SELECT current_setting('temp_directory')"))
 
     assert not spill.exists()
 
 
-def test_a_sample_cuts_long_values_before_they_reach_python(fenced: Relation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_cuts_long_values_before_they_reach_python(
+    fenced: DuckDBRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(duckdb_rows, "sample", lambda rows, *_: list(rows))
 
     with fenced:
@@ -347,14 +349,14 @@ def test_a_sample_cuts_long_values_before_they_reach_python(fenced: Relation, mo
     assert row["id"] == 1
 
 
-def test_no_setting_can_be_changed(fenced: Relation) -> None:
+def test_no_setting_can_be_changed(fenced: DuckDBRows) -> None:
     with fenced, pytest.raises(ConfigError, match="locked"):
         fenced.rows("SET threads = 1")
 
 
 def test_times_are_in_utc_wherever_the_machine_is() -> None:
     ask = "SELECT CAST(TIMESTAMPTZ '2026-11-15 00:00:00' AS VARCHAR) FROM range(1)"
-    code = f"from twophase.row_queries.duckdb_rows import Relation as R; print(R([], [['id', 'int']]).value({ask!r}))"
+    code = f"from twophase.row_queries.duckdb_rows import DuckDBRows as R; print(R([], [['id', 'int']]).value({ask!r}))"
     environment = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONPATH": os.pathsep.join(sys.path)}
 
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

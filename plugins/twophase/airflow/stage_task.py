@@ -217,7 +217,7 @@ class StagingOperator(BaseOperator):
         mine = [p for p in participants if p.kind != "approval"]
         return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
 
-    def _attempt(self, protocol: Coordinator, revision: Revision, context: Context) -> tuple[Revision, Submission]:
+    def _attempt(self, protocol: Coordinator, revision: Revision, context: Context) -> tuple[Revision, JobStager]:
         """Adopt the attempt whose job outlived its task, or open the next one."""
         from twophase.maintenance import run_folder
 
@@ -225,17 +225,17 @@ class StagingOperator(BaseOperator):
         mine = job is not None and job["attempt"] == revision.epoch and self.adopts(job)
         if job is not None and mine and self.outlives(job["id"], context):
             log.info("%s: attempt %s: its job %s outlived its task", revision.key, revision.epoch, job["id"])
-            return revision, Submission(self, protocol, revision, Path(job["folder"]), context, adopted=job["id"])
+            return revision, JobStager(self, protocol, revision, Path(job["folder"]), context, adopted=job["id"])
         opened = protocol.attempt(revision)
         folder = run_folder(opened.key, opened.epoch, secrets.token_hex(4))
-        return opened, Submission(self, protocol, opened, folder, context)
+        return opened, JobStager(self, protocol, opened, folder, context)
 
     def adopts(self, job: Json) -> bool:
         """Say whether a job that the record keeps is one that this operator could adopt."""
         return current_name(job["operator"]) == public_name(type(self), "twophase.airflow")
 
 
-class Submission:
+class JobStager:
     """Has a plan carried out by a Spark job: the stager of a task."""
 
     def __init__(  # noqa: PLR0913 - an attempt, and who submits it

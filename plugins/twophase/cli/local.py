@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from twophase.local.resolver import Committer
-    from twophase.local.stack import Part
+    from twophase.local.stack import ComponentStatus
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def _named(committer: Committer) -> str:
 
 
 @contextmanager
-def watch(target: Console) -> Iterator[Callable[[list[Part]], None]]:
+def watch(target: Console) -> Iterator[Callable[[list[ComponentStatus]], None]]:
     """Show the components on their way: on a terminal in place, elsewhere a line for each that is healthy."""
     if target.is_terminal:
         from rich.live import Live
@@ -76,7 +76,7 @@ def watch(target: Console) -> Iterator[Callable[[list[Part]], None]]:
         return
     told: set[str] = set()
 
-    def tell(parts: list[Part]) -> None:
+    def tell(parts: list[ComponentStatus]) -> None:
         for part in parts:
             if part["health"] == "healthy" and part["name"] not in told:
                 told.add(part["name"])
@@ -85,7 +85,7 @@ def watch(target: Console) -> Iterator[Callable[[list[Part]], None]]:
     yield tell
 
 
-def _table(parts: list[Part]) -> Table:
+def _table(parts: list[ComponentStatus]) -> Table:
     from rich.spinner import Spinner
     from rich.table import Table
 

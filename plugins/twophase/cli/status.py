@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from twophase.local.resolver import Committer
-    from twophase.local.stack import Part
+    from twophase.local.stack import ComponentStatus
 
 
 def add_to(app: typer.Typer) -> None:
@@ -129,7 +129,7 @@ def _tell(problems: list[str]) -> None:
         say(Text.assemble((f"{'problem':<18}  ", "red"), problem))
 
 
-def _show_components(parts: list[Part]) -> None:
+def _show_components(parts: list[ComponentStatus]) -> None:
     rows: list[Sequence[str | Text]] = [
         [
             part["name"],

@@ -23,6 +23,18 @@ class Hindrance(StrEnum):
     REWRITTEN = "rewritten"
 
 
+class Refused(Exception):
+    """A table or database cannot take the staged output, for a reason that only a person can mend.
+
+    Promoters raise it before they change anything; its hindrance says which way out there is.
+    """
+
+    def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
+        """Say why, and what kind of hindrance that is."""
+        super().__init__(message)
+        self.hindrance = hindrance
+
+
 _MENDING = {
     Hindrance.LOST: "put back what is missing",
     Hindrance.REFUSED: "alter the target of {sinks} so that it takes the rows",

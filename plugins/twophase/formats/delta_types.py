@@ -9,7 +9,7 @@ from typing import Any
 
 from twophase.core.manifest import Column, Schema
 from twophase.formats import spark_types
-from twophase.formats.table_rules import Part, Rule
+from twophase.formats.table_rules import Rule, TypePart
 from twophase.storage.spark_paths import quoted
 
 #: Where Spark keeps that a column was declared with a length: in the log it is a string.
@@ -30,7 +30,7 @@ def field_of(column: Column) -> dict[str, Any]:
     return {"name": column.name, "type": type_of(spark_types.parse(column.type)), "nullable": True, "metadata": {}}
 
 
-def type_of(kind: spark_types.Kind) -> str | dict[str, Any]:
+def type_of(kind: spark_types.SparkType) -> str | dict[str, Any]:
     """Write a type as Delta's JSON has it."""
     parts = dict(kind.parts)
     match kind.name:
@@ -53,12 +53,12 @@ def type_of(kind: spark_types.Kind) -> str | dict[str, Any]:
 # --- what the log asks of rows ---------------------------------------------------------------------------------------
 
 
-def part_of(field: dict[str, Any]) -> Part:
+def part_of(field: dict[str, Any]) -> TypePart:
     """Return a field of Delta's JSON as what a row, or a struct, is made of."""
-    return Part(field["name"], field["type"], not field["nullable"])
+    return TypePart(field["name"], field["type"], not field["nullable"])
 
 
-def parts_of(kind: Any) -> Iterator[Part]:  # noqa: ANN401 - a type of Delta's JSON
+def parts_of(kind: Any) -> Iterator[TypePart]:  # noqa: ANN401 - a type of Delta's JSON
     """Yield what a type is made of."""
     if not isinstance(kind, dict):
         return
@@ -66,10 +66,10 @@ def parts_of(kind: Any) -> Iterator[Part]:  # noqa: ANN401 - a type of Delta's J
         case "struct":
             yield from map(part_of, kind["fields"])
         case "array":
-            yield Part("element", kind["elementType"], not kind["containsNull"], "")
+            yield TypePart("element", kind["elementType"], not kind["containsNull"], "")
         case "map":
-            yield Part("key", kind["keyType"], required=False, array="map_keys")
-            yield Part("value", kind["valueType"], not kind["valueContainsNull"], "map_values")
+            yield TypePart("key", kind["keyType"], required=False, array="map_keys")
+            yield TypePart("value", kind["valueType"], not kind["valueContainsNull"], "map_values")
 
 
 def rules_of(field: dict[str, Any]) -> Iterator[Rule]:

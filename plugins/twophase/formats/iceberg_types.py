@@ -8,7 +8,7 @@ from typing import Any
 
 from twophase.core.manifest import Schema, widens
 from twophase.formats import spark_types
-from twophase.formats.table_rules import Part
+from twophase.formats.table_rules import TypePart
 
 #: The name of an Iceberg type for each of Spark's; there is none for the smallest numbers.
 _NAMES = {
@@ -45,7 +45,7 @@ def spec_of(schema: Any, partition_by: list[str]) -> Any:  # noqa: ANN401 - pyic
     return PartitionSpec(*fields)
 
 
-def type_of(kind: spark_types.Kind, ids: Iterator[int]) -> Any:  # noqa: ANN401 - a type of pyiceberg's
+def type_of(kind: spark_types.SparkType, ids: Iterator[int]) -> Any:  # noqa: ANN401 - a type of pyiceberg's
     """Make a type of Iceberg's; the ids are only told apart, a catalog gives its own."""
     from pyiceberg import types as iceberg
 
@@ -102,18 +102,18 @@ def simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
     return _FROM.get(str(kind), str(kind))
 
 
-def parts_of(kind: Any) -> Iterator[Part]:  # noqa: ANN401 - a type of pyiceberg's
+def parts_of(kind: Any) -> Iterator[TypePart]:  # noqa: ANN401 - a type of pyiceberg's
     """Yield what a type is made of, and what of it is required."""
     from pyiceberg import types as iceberg
 
     match kind:
         case iceberg.StructType():
-            yield from (Part(field.name, field.field_type, field.required) for field in kind.fields)
+            yield from (TypePart(field.name, field.field_type, field.required) for field in kind.fields)
         case iceberg.ListType():
-            yield Part("element", kind.element_type, kind.element_required, "")
+            yield TypePart("element", kind.element_type, kind.element_required, "")
         case iceberg.MapType():
-            yield Part("key", kind.key_type, required=False, array="map_keys")
-            yield Part("value", kind.value_type, kind.value_required, "map_values")
+            yield TypePart("key", kind.key_type, required=False, array="map_keys")
+            yield TypePart("value", kind.value_type, kind.value_required, "map_values")
 
 
 def optional(schema: Any) -> Any:  # noqa: ANN401 - a schema of pyiceberg's

@@ -25,7 +25,9 @@ def check_partitions(who: str, partition_by: Sequence[str]) -> None:
         raise ConfigError(msg)
 
 
-def check(which: str, schema: Schema, partition_by: Sequence[str], kind: Callable[[spark_types.Kind], object]) -> None:
+def check(
+    which: str, schema: Schema, partition_by: Sequence[str], kind: Callable[[spark_types.SparkType], object]
+) -> None:
     """Refuse a schema that a table cannot have; `kind` raises ValueError for a type that its format has not."""
     there = dict(schema)
     for column in schema:

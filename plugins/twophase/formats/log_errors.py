@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from twophase.core.connections import without_secrets
-from twophase.core.hindrances import Hindrance
+from twophase.core.hindrances import Refused
 
 _DECORATION = re.compile(r"\x1b\[\d*m|↳")
 
@@ -18,15 +18,6 @@ class Conflict(Exception):
 
 class Trouble(Exception):
     """The table did not answer, or not well: only the marker tells what happened."""
-
-
-class Refused(Exception):
-    """The table cannot take this in, for a reason that only a person can mend."""
-
-    def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
-        """Say why, and what kind of hindrance that is."""
-        super().__init__(message)
-        self.hindrance = hindrance
 
 
 @contextmanager

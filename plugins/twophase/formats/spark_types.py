@@ -16,29 +16,29 @@ FORBIDDEN = frozenset(" ,;{}()\n\t=:<>")
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
-class Kind(NamedTuple):
+class SparkType(NamedTuple):
     """A type: its name, the numbers of a decimal, and what it is made of, each part with its name."""
 
     name: str
     numbers: tuple[int, ...] = ()
-    parts: tuple[tuple[str, Kind], ...] = ()
+    parts: tuple[tuple[str, SparkType], ...] = ()
 
 
-def parse(text: str) -> Kind:
+def parse(text: str) -> SparkType:
     """Read a type as Spark writes it; ValueError names what no table format has."""
     if text in PLAIN:
-        return Kind(text)
+        return SparkType(text)
     if match := _DECIMAL.fullmatch(text):
-        return Kind("decimal", (int(match[1]), int(match[2])))
+        return SparkType("decimal", (int(match[1]), int(match[2])))
     head, _, rest = text.partition("<")
     inner = split(rest[:-1]) if rest.endswith(">") else []
     if head == "array" and len(inner) == 1:
-        return Kind("array", parts=(("element", parse(inner[0])),))
+        return SparkType("array", parts=(("element", parse(inner[0])),))
     if head == "map" and len(inner) == 2:  # noqa: PLR2004 - a key and a value
-        return Kind("map", parts=(("key", parse(inner[0])), ("value", parse(inner[1]))))
+        return SparkType("map", parts=(("key", parse(inner[0])), ("value", parse(inner[1]))))
     if head == "struct" and inner:
         fields = [field.partition(":") for field in inner]
-        return Kind("struct", parts=tuple((check_name(name), parse(kind)) for name, _, kind in fields))
+        return SparkType("struct", parts=tuple((check_name(name), parse(kind)) for name, _, kind in fields))
     msg = f"type {text}"
     raise ValueError(msg)
 

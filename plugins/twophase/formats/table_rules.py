@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     condition: str
 
 
-class Part(NamedTuple):
+class TypePart(NamedTuple):
     """What a type is made of: a field by its name, or the elements, keys or values of a collection."""
 
     name: str
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     array: str | None = None
 
 
-def not_null(parts: Iterable[Part], parts_of: Callable[[Any], Iterable[Part]]) -> Iterator[Rule]:
+def not_null(parts: Iterable[TypePart], parts_of: Callable[[Any], Iterable[TypePart]]) -> Iterator[Rule]:
     """Yield a rule for each column, or part of one, that must not be null."""
     for part in parts:
         for path, condition in _required(part, quoted(part.name), parts_of):
@@ -51,7 +51,7 @@ def not_null(parts: Iterable[Part], parts_of: Callable[[Any], Iterable[Part]]) -
 
 
 def _required(
-    part: Part, value: str, parts_of: Callable[[Any], Iterable[Part]], depth: int = 0
+    part: TypePart, value: str, parts_of: Callable[[Any], Iterable[TypePart]], depth: int = 0
 ) -> Iterator[tuple[str, str]]:
     """Yield what in a value must not be null, each with the condition that it is not."""
     if part.required:

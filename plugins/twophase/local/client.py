@@ -27,7 +27,7 @@ _NOT_FOUND = 404
 _ACCEPT = "application/json, text/plain;q=0.5, */*;q=0.1"
 
 
-class Refused(TwophaseError):
+class ApiError(TwophaseError):
     """The API answered with an error; `status` is its number."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -65,7 +65,7 @@ class Client:
         return self.request(method, place, body or None, token=self.token(user) if user else None)
 
     def request(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:  # noqa: ANN401
-        """Send a request; return the JSON or text of the answer, or raise Refused."""
+        """Send a request; return the JSON or text of the answer, or raise ApiError."""
         headers = {"Content-Type": "application/json", "Accept": _ACCEPT}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -76,7 +76,7 @@ class Client:
                 text = reply.read().decode()
                 return json.loads(text) if "json" in (reply.headers["Content-Type"] or "") else text
         except urllib.error.HTTPError as error:
-            raise Refused(error.code, error.read().decode(errors="replace")) from None
+            raise ApiError(error.code, error.read().decode(errors="replace")) from None
         except (OSError, http.client.HTTPException) as error:
             msg = f"airflow: {self.url} does not answer: {error}"
             raise StoreUnavailable(msg) from None
@@ -89,7 +89,7 @@ class Client:
         def fresh() -> bool:
             try:
                 found = self.api("GET", f"dags/{quote(dag_id)}")
-            except Refused as refused:
+            except ApiError as refused:
                 if refused.status != _NOT_FOUND:
                     raise
                 self._check_imports()

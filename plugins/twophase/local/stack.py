@@ -26,7 +26,7 @@ _STOP_SECONDS = 120.0
 _REPORTED = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
 
 
-class Part(TypedDict):
+class ComponentStatus(TypedDict):
     """What `status` tells of a component."""
 
     name: str
@@ -42,7 +42,7 @@ class Stack(TypedDict):
 
     pid: int
     url: str
-    components: list[Part]
+    components: list[ComponentStatus]
 
 
 def start(port: int | None) -> subprocess.Popen[bytes] | None:
@@ -64,10 +64,10 @@ def start(port: int | None) -> subprocess.Popen[bytes] | None:
         )
 
 
-def wait(started: subprocess.Popen[bytes] | None, on_change: Callable[[list[Part]], None]) -> Stack:
+def wait(started: subprocess.Popen[bytes] | None, on_change: Callable[[list[ComponentStatus]], None]) -> Stack:
     """Wait until every component is healthy, telling each change."""
     deadline = time.monotonic() + _START_SECONDS
-    told: list[Part] = []
+    told: list[ComponentStatus] = []
     while True:
         stack = describe()
         if stack is not None:
@@ -99,7 +99,7 @@ def describe() -> Stack | None:
     port = state.facts["port"]
     report = _report(port)
     parts = [
-        Part(
+        ComponentStatus(
             name=name,
             health=_health(name, told, report),
             pid=told.pid,

@@ -135,7 +135,7 @@ class Told:
 
 
 @dataclass
-class State:
+class SupervisorState:
     """What a supervisor tells of itself; `facts` are its owner's."""
 
     pid: int
@@ -171,7 +171,7 @@ class Supervisor:
         self._stopping = False
         me = processes.identity(os.getpid()) or Identity(os.getpid(), "")
         told = {one.component.name: one.told for one in self._tended}
-        self._state = State(me.pid, me.started, _now(), dict(facts), told)
+        self._state = SupervisorState(me.pid, me.started, _now(), dict(facts), told)
 
     def run(self) -> None:
         """Run until told to stop; refuse if another one runs."""
@@ -266,7 +266,7 @@ class Supervisor:
 # --- from outside ----------------------------------------------------------------------------------------------------
 
 
-def running(folder: Path) -> State | None:
+def running(folder: Path) -> SupervisorState | None:
     """Return the state of the supervisor that runs on this folder."""
     state = _read(folder)
     return state if state and state.alive and files.is_locked(folder / "lock") else None
@@ -310,13 +310,13 @@ def open_log(path: Path) -> Any:  # noqa: ANN401 - a file
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
 
 
-def _read(folder: Path) -> State | None:
+def _read(folder: Path) -> SupervisorState | None:
     try:
         found = json.loads((folder / "state").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # the second: the run folder is a file, which is said elsewhere
         return None
     found["components"] = {name: Told(**told) for name, told in found["components"].items()}
-    return State(**found)
+    return SupervisorState(**found)
 
 
 def _now() -> str:

@@ -42,7 +42,7 @@ _CONSTANTS = {bool: "boolean", int: "bigint", float: "double", date: "date", dat
 _SHOWN = {"BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FLOAT", "DOUBLE"}
 
 
-class Relation:
+class DuckDBRows:
     """The rows of some data files. DuckDB is started when they are first asked for, and closed at the end."""
 
     def __init__(  # noqa: PLR0913 - what it takes to read a sink's files
@@ -91,9 +91,9 @@ class Relation:
             raise ConfigError(msg)
         return tuple(found.values())
 
-    def nothing(self) -> Relation:
+    def nothing(self) -> DuckDBRows:
         """Return no rows, with the same columns."""
-        return Relation([], self.schema, format=self.format, name="nothing")
+        return DuckDBRows([], self.schema, format=self.format, name="nothing")
 
     def _check_options(self) -> None:
         refused = sorted(_UNREADABLE.get(self.format, set()) & self.options.keys())
@@ -175,10 +175,10 @@ class Relation:
         return self.connection.view(self.name)
 
     @contextmanager
-    def beside(self, old: Relation) -> Iterator[DuckDB]:
+    def beside(self, old: DuckDBRows) -> Iterator[DuckDBSession]:
         """Ask for these rows as `new` and others as `old`."""
         with opened({"old": old, "new": self}, self.threads) as connection, explained():
-            yield DuckDB(connection)
+            yield DuckDBSession(connection)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Relation:
         connection.execute(f"CREATE TEMP TABLE {name} AS SELECT {', '.join(select)}", parameters)
 
 
-class DuckDB:
+class DuckDBSession:
     """A connection, as comparisons ask it."""
 
     def __init__(self, connection: DuckDBPyConnection) -> None:
@@ -288,7 +288,7 @@ class DuckDB:
 
 
 @contextmanager
-def opened(views: Mapping[str, Relation], threads: int | None = None) -> Iterator[DuckDBPyConnection]:
+def opened(views: Mapping[str, DuckDBRows], threads: int | None = None) -> Iterator[DuckDBPyConnection]:
     """Open DuckDB in memory with a view per relation; it can read their files and write only to a folder of its own."""
     with ExitStack() as held:
         here = {name: held.enter_context(relation.at_hand(relation.files)) for name, relation in views.items()}
@@ -297,7 +297,7 @@ def opened(views: Mapping[str, Relation], threads: int | None = None) -> Iterato
 
 @contextmanager
 def _opened(
-    views: Mapping[str, Relation], here: Mapping[str, Sequence[str]], threads: int | None
+    views: Mapping[str, DuckDBRows], here: Mapping[str, Sequence[str]], threads: int | None
 ) -> Iterator[DuckDBPyConnection]:
     import duckdb
 

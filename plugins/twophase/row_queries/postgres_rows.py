@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.core.manifest import Column
 from twophase.core.samples import CHARACTERS, ROW_BYTES, ROWS, Row, sample
-from twophase.row_queries.duckdb_rows import Relation, quote
+from twophase.row_queries.duckdb_rows import DuckDBRows, quote
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
@@ -27,20 +27,20 @@ _SHOWN = {"boolean", "smallint", "integer", "bigint", "real", "double precision"
 _AS_TEXT = {"json", "xml"}
 
 
-class Place(NamedTuple):
+class RowSelection(NamedTuple):
     """Which rows of which table."""
 
-    table: Table
+    table: TableName
     #: With what follows FROM: a condition, for example.
     where: Composable | None = None
     #: What is selected from instead of the table, whose columns it has.
     instead: Composable | None = None
 
 
-class Asking:
+class PostgresSession:
     """A session that knows some rows by names of its own."""
 
-    def __init__(self, cursor: Any, views: Mapping[str, Rows]) -> None:  # noqa: ANN401 - a cursor
+    def __init__(self, cursor: Any, views: Mapping[str, PostgresRows]) -> None:  # noqa: ANN401 - a cursor
         """Take the rows by the names that queries give them."""
         self._cursor = cursor
         self._types = {name: rows.columns(cursor) for name, rows in views.items()}
@@ -97,17 +97,19 @@ def _cut(name: str, kind: str) -> str:
     return f"left(CAST({name} AS text), {CHARACTERS + 1})"
 
 
-class Rows:
+class PostgresRows:
     """Some rows of a table in the target database. A session is opened when they are first asked for."""
 
-    def __init__(self, conn_id: str, place: Place, schema: Sequence[Sequence[str]], name: str = "staged") -> None:
+    def __init__(
+        self, conn_id: str, place: RowSelection, schema: Sequence[Sequence[str]], name: str = "staged"
+    ) -> None:
         """Say where they are, and which of the table's columns count, with Spark's types."""
         self.conn_id = conn_id
         self.place = place
         self.schema = tuple(Column(*column) for column in schema)
         self.name = name
         self._stack = ExitStack()
-        self._asking: Asking | None = None
+        self._asking: PostgresSession | None = None
 
     def __enter__(self) -> Self:
         """Return itself; nothing is opened yet."""
@@ -123,20 +125,20 @@ class Rows:
         """Return the names of the columns."""
         return [column.name for column in self.schema]
 
-    def nothing(self) -> Rows:
+    def nothing(self) -> PostgresRows:
         """Return no rows, with the same columns."""
         from psycopg2 import sql
 
-        return Rows(self.conn_id, self.place._replace(where=sql.SQL("WHERE false")), self.schema, "nothing")
+        return PostgresRows(self.conn_id, self.place._replace(where=sql.SQL("WHERE false")), self.schema, "nothing")
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> PostgresSession:
         """Return a session that only reads."""
         if self._asking is None:
             cursor = self._stack.enter_context(_opened(self.conn_id))
-            self._asking = Asking(cursor, {self.name: self})
+            self._asking = PostgresSession(cursor, {self.name: self})
             cursor.execute("SET default_transaction_read_only = on")
         return self._asking
 
@@ -162,10 +164,10 @@ class Rows:
         return f"(\n{bare}\n) AS audited"
 
     @contextmanager
-    def beside(self, old: Rows) -> Iterator[Asking]:
+    def beside(self, old: PostgresRows) -> Iterator[PostgresSession]:
         """Ask for these rows as `new` and others as `old`."""
         with _opened(self.conn_id) as cursor:
-            yield Asking(cursor, {"old": old, "new": self})
+            yield PostgresSession(cursor, {"old": old, "new": self})
 
     def view(self) -> DuckDBPyRelation:
         """Return a copy of the rows in DuckDB, for functions of the user's own."""
@@ -179,7 +181,7 @@ class Rows:
         _copy(database.dsn(self.conn_id), query, path)
         texts = ("json", "jsonb")
         schema = [(name, "string" if kinds[name] in texts else kind) for name, kind in self.schema]
-        return self._stack.enter_context(Relation([str(path)], schema, name=self.name)).view()
+        return self._stack.enter_context(DuckDBRows([str(path)], schema, name=self.name)).view()
 
     # --- where they are ----------------------------------------------------------------------------------------------
 

@@ -13,10 +13,11 @@ from twophase.core import slots
 from twophase.core.checkpoint import Input, InputFile, Json, Known
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, InputMissing, NotYet, SinkUnavailable
+from twophase.core.hindrances import Refused
 from twophase.core.ports import Progress
 from twophase.core.slots import Slot
 from twophase.formats import iceberg_catalogs
-from twophase.formats.log_errors import Conflict, Refused, Trouble
+from twophase.formats.log_errors import Conflict, Trouble
 from twophase.sources.fixed_files import FixedFiles
 from twophase.sources.quarantine import Quarantine
 from twophase.sources.record_scan import declared_types

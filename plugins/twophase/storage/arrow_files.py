@@ -196,7 +196,7 @@ class _File:
         """Leave it to the stream."""
 
 
-class Reader:
+class ArrowReader:
     """Reads files that are named by the rows of a frame, with the columns of one schema."""
 
     def __init__(
@@ -210,7 +210,7 @@ class Reader:
 
     def __repr__(self) -> str:
         """Name the columns only."""
-        return f"Reader({self._schema.names})"
+        return f"ArrowReader({self._schema.names})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the files of one task, one after another."""

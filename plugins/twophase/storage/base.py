@@ -73,7 +73,7 @@ class Within(NamedTuple):
     end: datetime
 
 
-class Known(NamedTuple):
+class FileFacts(NamedTuple):
     """What whoever wrote a file knows of it."""
 
     size: int
@@ -149,14 +149,14 @@ class Storage(ABC):
         """Refuse, by a ConfigError, options that whoever writes here does not have."""
 
     @abstractmethod
-    def save(self, frame: Any, target: Target) -> Mapping[str, Known] | None:  # noqa: ANN401 - a DataFrame
+    def save(self, frame: Any, target: Target) -> Mapping[str, FileFacts] | None:  # noqa: ANN401 - a DataFrame
         """Let Spark write a frame as Parquet; return what is known of the files of the tasks that count, if anything.
 
         Runs in the Spark driver. What other tasks left in the folder is no part of it.
         """
 
     @abstractmethod
-    def seal(self, target: Target, known: Mapping[str, Known] | None = None) -> list[StagedFile]:
+    def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:
         """Make what lies in a folder durable, and describe it; remove what is not data, or not `known`."""
 
     @abstractmethod
@@ -289,7 +289,7 @@ class Disk(Storage):
         if not target.in_folders:
             _flatten(Path(target.folder))
 
-    def seal(self, target: Target, known: Mapping[str, Known] | None = None) -> list[StagedFile]:  # noqa: ARG002 - every file is read
+    def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:  # noqa: ARG002 - every file is read
         """Fsync every file while it is read for its checksum."""
         folder = Path(target.folder)
         _name_files(folder, target.prefix)

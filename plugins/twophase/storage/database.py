@@ -31,7 +31,7 @@ _TABLE_PARTS = 2
 NAME_BYTES = 63
 
 
-class Table(NamedTuple):
+class TableName(NamedTuple):
     """A table by its two names."""
 
     schema: str
@@ -42,7 +42,7 @@ class Table(NamedTuple):
         return f"{self.schema}.{self.name}"
 
     @classmethod
-    def parse(cls, text: str) -> Table:
+    def parse(cls, text: str) -> TableName:
         """Read `name` or `schema.name`."""
         parts = text.split(".")
         if not all(parts) or len(parts) > _TABLE_PARTS:
@@ -168,7 +168,7 @@ def passes(error: BaseException) -> bool:
     return isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
 
 
-def columns_of(cursor: Any, table: Table) -> dict[str, str] | None:  # noqa: ANN401 - a cursor
+def columns_of(cursor: Any, table: TableName) -> dict[str, str] | None:  # noqa: ANN401 - a cursor
     """Return the columns of a table with their types; None: there is no such table."""
     cursor.execute(
         "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"

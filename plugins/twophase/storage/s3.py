@@ -22,7 +22,7 @@ from twophase.core import connections
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.manifest import StagedFile
 from twophase.storage import arrow_files, disk, listing, spark_frames, spark_paths
-from twophase.storage.base import Given, Known, Storage, Target, Where, Within
+from twophase.storage.base import FileFacts, Given, Storage, Target, Where, Within
 
 if TYPE_CHECKING:
     from pyarrow.fs import S3FileSystem
@@ -253,14 +253,14 @@ class S3(Storage):
             msg = f"{who}: option {strange[0]!r}: expected compression, which is all that staging to s3:// has"
             raise ConfigError(msg)
 
-    def save(self, frame: Any, target: Target) -> Mapping[str, Known]:  # noqa: ANN401 - a DataFrame
+    def save(self, frame: Any, target: Target) -> Mapping[str, FileFacts]:  # noqa: ANN401 - a DataFrame
         """Let each task put its files by itself; what Spark collects is the word of the tasks that count."""
         writer = arrow_files.Writer(self.access.open, _key(target.folder), target)
         if target.partition_by:
             frame = frame.sortWithinPartitions(*target.partition_by)
         with self._told():
             found = frame.mapInArrow(writer, arrow_files.WRITTEN).collect()
-        return {row.path: Known(row.size, row.rows, row.xxh3) for row in found}
+        return {row.path: FileFacts(row.size, row.rows, row.xxh3) for row in found}
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -273,14 +273,14 @@ class S3(Storage):
                 raise SinkUnavailable(msg) from error
             raise
 
-    def seal(self, target: Target, known: Mapping[str, Known] | None = None) -> list[StagedFile]:
+    def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:
         """Compare what the tasks said with what is there; read it all where nobody said anything."""
         found = dict(self.walk(target.folder))
         counts = known if known is not None else {path: None for path in found if listing.is_data(path)}
         for path in found.keys() - counts.keys():
             self.remove(f"{target.folder}/{path}", target.folder)
 
-        def describe(item: tuple[str, Known | None]) -> StagedFile:
+        def describe(item: tuple[str, FileFacts | None]) -> StagedFile:
             path, told = item
             if path not in found:
                 msg = f"staged file {target.folder}/{path} is missing; stage it again"
@@ -296,11 +296,11 @@ class S3(Storage):
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(describe, sorted(counts.items())))
 
-    def _look(self, path: str, size: int) -> Known:
+    def _look(self, path: str, size: int) -> FileFacts:
         import pyarrow.parquet as pq
 
         with self._explained(), self.open(path) as file:
-            return Known(size, int(pq.read_metadata(file).num_rows), self.digest_file(path))
+            return FileFacts(size, int(pq.read_metadata(file).num_rows), self.digest_file(path))
 
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Read the files as any others: their paths say the rest."""
@@ -321,7 +321,7 @@ class S3(Storage):
         named = [(_key(path), [value(path) for value in given.values()]) for path in files]
         if not named:
             return empty
-        reader = arrow_files.Reader(self.access.open, arrow_files.arrow_schema(empty), tuple(given), within)
+        reader = arrow_files.ArrowReader(self.access.open, arrow_files.arrow_schema(empty), tuple(given), within)
         rows = spark.createDataFrame(named, "path string, given array<string>").repartition(min(len(named), _TASKS))
         return rows.mapInArrow(reader, empty.schema)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 
-class Part(NamedTuple):
+class RevisionFiles(NamedTuple):
     """One revision: where it lies, its files, and what the name of its folder in the table says of its rows."""
 
     folder: Path | str
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
 
 
 def union(
-    spark: SparkSession, reader: DataFrameReader, table: Path, parts: Sequence[Part], columns: Columns
+    spark: SparkSession, reader: DataFrameReader, table: Path, parts: Sequence[RevisionFiles], columns: Columns
 ) -> DataFrame:
     """Read what stands in the table in one scan, and what was replaced since from where it was put.
 

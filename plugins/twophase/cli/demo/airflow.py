@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twophase.cli.demo.reader import Reader
+from twophase.cli.demo.reader import PollingReader
 from twophase.cli.demo.story import CONF, PATIENCE, PIPELINE, DemoFailed, Story
 from twophase.cli.output import busy
 from twophase.core import settings
 from twophase.core.errors import StoreUnavailable
 from twophase.local import airflow, postgres, processes, stack, supervisor
-from twophase.local.client import ENDED, Client, Refused
+from twophase.local.client import ENDED, ApiError, Client
 
 #: What is put into the folder of DAGs: the package's example, with retries that do not keep anybody waiting.
 DAG = '''"""The word count of `twophase demo`."""
@@ -66,7 +66,7 @@ class AirflowStory(Story):
             soft_wrap=True,
         )
         self.start()
-        with Reader(self.table, self.inputs) as reader:
+        with PollingReader(self.table, self.inputs) as reader:
             for number, (title, part) in enumerate(self.parts(), start=1):
                 self.head(f"{number}. {title}")
                 part()
@@ -119,7 +119,7 @@ class AirflowStory(Story):
         self.look()
 
     def _killed_runner(self) -> None:
-        runner = Runner(self.table, self.land())
+        runner = StageProcess(self.table, self.land())
         run = self.trigger(PIPELINE)
         self.follow(run, runner.writes)
         self._kill(runner.pid, "the process of the task stage; its Spark dies with it")
@@ -151,14 +151,14 @@ class AirflowStory(Story):
 
     # --- Airflow -----------------------------------------------------------------------------------------------------
 
-    def trigger(self, dag_id: str, **conf: str) -> Run:
+    def trigger(self, dag_id: str, **conf: str) -> DagRun:
         """Start a run."""
-        run = Run(dag_id, self._airflow.trigger(dag_id, conf=conf))
+        run = DagRun(dag_id, self._airflow.trigger(dag_id, conf=conf))
         given = "".join(f", {name} {value}" for name, value in conf.items())
         self._airflow_says(f"run of DAG {dag_id}{given}")
         return run
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: DagRun) -> None:
         """Tell what Airflow does until a run has ended, which must be well."""
         self.follow(run, lambda: run.state in ENDED)
         self._airflow_says(f"the run {'is a success' if run.state == 'success' else 'has failed'}")
@@ -166,7 +166,7 @@ class AirflowStory(Story):
             msg = f"run {run.run_id} of DAG {run.dag_id} has failed; see {airflow.logs() / 'tasks'}"
             raise DemoFailed(msg)
 
-    def follow(self, run: Run, until: Callable[[], bool]) -> None:
+    def follow(self, run: DagRun, until: Callable[[], bool]) -> None:
         """Tell what Airflow does with a run until something holds."""
         deadline, next_question, began = time.monotonic() + PATIENCE, 0.0, time.monotonic()
         with busy(self.say, "Airflow works") as update:
@@ -181,13 +181,13 @@ class AirflowStory(Story):
                     next_question = time.monotonic() + _ASK_EVERY
                 time.sleep(_TICK)
 
-    def _ask(self, run: Run) -> None:
+    def _ask(self, run: DagRun) -> None:
         """Ask Airflow how a run is, and tell what is new."""
         try:
             run.state = self._airflow.run_state(run.dag_id, run.run_id)
             tasks = self._airflow.tasks(run.dag_id, run.run_id)
-        except (Refused, StoreUnavailable) as error:
-            if isinstance(error, Refused) and error.status < _SERVER_ERROR:
+        except (ApiError, StoreUnavailable) as error:
+            if isinstance(error, ApiError) and error.status < _SERVER_ERROR:
                 raise
             run.now = "Airflow does not answer"  # while its database is away
             return
@@ -221,7 +221,7 @@ class AirflowStory(Story):
 
 
 @dataclass
-class Run:
+class DagRun:
     """A run of a DAG, and what was told of it."""
 
     dag_id: str
@@ -243,7 +243,7 @@ class Run:
                 yield line
 
 
-class Runner:
+class StageProcess:
     """The process that runs the task stage of a checkpoint: it has started a spark-submit."""
 
     def __init__(self, table: Path, checkpoint_id: int) -> None:

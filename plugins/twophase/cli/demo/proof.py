@@ -17,7 +17,7 @@ class Counted(NamedTuple):
     frequency: int
 
 
-class Check(NamedTuple):
+class Finding(NamedTuple):
     """One claim, whether it holds, and what was found."""
 
     claim: str
@@ -58,7 +58,7 @@ def totals(rows: Iterable[Counted]) -> Counter[str]:
     return found
 
 
-def prove(made: Sequence[Counted], seen: Sequence[Counted], committed: Sequence[int]) -> list[Check]:
+def prove(made: Sequence[Counted], seen: Sequence[Counted], committed: Sequence[int]) -> list[Finding]:
     """Compare what the input makes with what a reader sees and what the record says is committed."""
     want, have = Counter(made), Counter(seen)
     lost, extra = (want - have).total(), (have - want).total()
@@ -67,17 +67,17 @@ def prove(made: Sequence[Counted], seen: Sequence[Counted], committed: Sequence[
     differ = sorted(word for word in wanted_totals | seen_totals if wanted_totals[word] != seen_totals[word])
     checkpoints = sorted({row.checkpoint_id for row in made})
     return [
-        Check(
+        Finding(
             "totals per word equal those of the input",
             not differ,
             f"differ: {', '.join(differ)}" if differ else words,
         ),
-        Check(
+        Finding(
             "every row is there once: none lost, none doubled",
             not lost and not extra,
             f"{len(seen)} rows" + (f", {lost} lost, {extra} too many" if lost or extra else ""),
         ),
-        Check(
+        Finding(
             "every checkpoint is committed once",
             sorted(committed) == checkpoints,
             f"committed: {', '.join(map(str, sorted(committed))) or 'none'}",

@@ -13,7 +13,7 @@ from twophase.cli.demo import proof
 _EVERY = 0.2
 
 
-class Reader:
+class PollingReader:
     """Reads the table again and again while everything else goes on."""
 
     def __init__(self, table: Path, inputs: Mapping[int, Sequence[Path]]) -> None:
@@ -25,10 +25,10 @@ class Reader:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="reader", daemon=True)
 
-    def check(self) -> proof.Check:
+    def check(self) -> proof.Finding:
         """Return the claim that no look has seen a part of a checkpoint, or a row twice."""
         found = f"{len(self._wrong)} times something else: {self._wrong[0]}; " if self._wrong else ""
-        return proof.Check(
+        return proof.Finding(
             "a reader saw whole checkpoints only, all the time",
             bool(self._looks) and not self._wrong,
             f"{found}it looked {self._looks:,} times",

@@ -123,7 +123,7 @@ class Story(ABC):
 
     # --- the proof ---------------------------------------------------------------------------------------------------
 
-    def prove(self, *further: proof.Check) -> bool:
+    def prove(self, *further: proof.Finding) -> bool:
         """Print the commit table and the proof; say whether everything holds."""
         from rich.text import Text
 
@@ -147,11 +147,11 @@ class Story(ABC):
         self.say.print(f"   {verdict}\n")
         return holds
 
-    def _verify(self) -> proof.Check:
+    def _verify(self) -> proof.Finding:
         with busy(self.say, "verifying"):
             done = subprocess.run([*TWOPHASE, "verify", PIPELINE], capture_output=True, text=True, check=False)
         found = " ".join((done.stdout + done.stderr).split())
-        return proof.Check("`twophase verify` finds every byte as recorded", done.returncode == 0, found)
+        return proof.Finding("`twophase verify` finds every byte as recorded", done.returncode == 0, found)
 
     def _totals(self, made: list[proof.Counted], seen: list[proof.Counted]) -> None:
         wanted, found = proof.totals(made), proof.totals(seen)

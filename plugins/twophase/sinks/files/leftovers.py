@@ -16,8 +16,8 @@ from twophase.sinks.staged_files.layout import (
     SIDES,
     SUPERSEDED,
     TOMBSTONE,
+    FilesPaths,
     Marker,
-    Place,
     markers,
     side,
 )
@@ -93,8 +93,8 @@ class Leftovers:
             disk.rename_new(path, path.parents[1] / "superseded" / f"{left.checkpoint_id:08d}.r{found.revision}")
             return
         key = Key("", left.checkpoint_id, found.revision)
-        content = Place(key, {"table": str(self.table), "name": path.name}).manifest(found.attempt).read_bytes()
-        place = Place(key, {"table": str(self.table), "name": path.name, "folder": Manifest.loads(content).folder})
+        content = FilesPaths(key, {"table": str(self.table), "name": path.name}).manifest(found.attempt).read_bytes()
+        place = FilesPaths(key, {"table": str(self.table), "name": path.name, "folder": Manifest.loads(content).folder})
         if disk.digest(content) == found.digest and any(m.attempt == left.attempt for m in markers(place.visible)):
             disk.exchange(path, place.visible)
             disk.fsync_folder(place.visible.parent)

@@ -17,7 +17,7 @@ from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.staged_files import manifest_check, owner
-from twophase.sinks.staged_files.layout import ATTEMPT, TOMBSTONE, Marker, Place, markers
+from twophase.sinks.staged_files.layout import ATTEMPT, TOMBSTONE, FilesPaths, Marker, markers
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage import disk
 
@@ -25,13 +25,13 @@ from twophase.storage import disk
 TRIES = 20
 
 
-class Promoter:
+class FilesPromoter:
     """Promotes what one attempt staged, or says where it stands."""
 
     def __init__(self, key: Key, handle: Json, manifest: Json) -> None:
         """Start from what the record keeps of the participant."""
         self.key = key
-        self.place = Place(key, handle)
+        self.place = FilesPaths(key, handle)
         match = ATTEMPT.fullmatch(self.place.name)
         self.marker = Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
         self.receipt: Json | None = handle.get("receipt")
@@ -135,7 +135,9 @@ class Promoter:
         """Say whether a marker is of a later revision of this checkpoint; another slot's has no manifest among ours."""
         if found.revision <= self.marker.revision:
             return False
-        later = Place(self.key._replace(revision=found.revision), {"table": self.place.table, "name": self.place.name})
+        later = FilesPaths(
+            self.key._replace(revision=found.revision), {"table": self.place.table, "name": self.place.name}
+        )
         try:
             manifest_check.load(later, found.attempt, found.digest)
         except ManifestMismatch:

@@ -19,19 +19,19 @@ from twophase.core.manifest import Column, Manifest, widens, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
-from twophase.row_queries.duckdb_rows import Relation
+from twophase.row_queries.duckdb_rows import DuckDBRows
 from twophase.sinks.base import Attempt, Sink, Superseded, until_gone
 from twophase.sinks.files import foreign
 from twophase.sinks.files.leftovers import Leftovers
-from twophase.sinks.files.promotion import TRIES, Promoter
+from twophase.sinks.files.promotion import TRIES, FilesPromoter
 from twophase.sinks.staged_files import manifest_check, owner, seal
-from twophase.sinks.staged_files.layout import ATTEMPT, CHECKPOINT, SIDES, Marker, Place, markers, side
+from twophase.sinks.staged_files.layout import ATTEMPT, CHECKPOINT, SIDES, FilesPaths, Marker, markers, side
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.sinks.staged_files.seal import Written
 from twophase.storage import disk, spark_frames, spark_paths
 from twophase.storage.base import DISK, writer_options
 from twophase.storage.row_counts import COMPRESSIONS, FORMATS
-from twophase.storage.spark_frames import Columns, Part
+from twophase.storage.spark_frames import Columns, RevisionFiles
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
@@ -226,7 +226,7 @@ class Files(Sink):
                 manifest = Manifest(key, "", attempt, found.schema, found.files, name)
                 marker = Marker(key.revision, attempt, disk.digest(manifest.dumps()))
                 try:
-                    disk.create(Place(key, handle).manifest(attempt), manifest.dumps())
+                    disk.create(FilesPaths(key, handle).manifest(attempt), manifest.dumps())
                 except FileExistsError:
                     continue
                 folder.mark(marker)
@@ -262,7 +262,7 @@ class Files(Sink):
                     " rename or drop it"
                 )
                 raise ConfigError(msg)
-        place = Place(key, handle)
+        place = FilesPaths(key, handle)
         writer = frame.write.format(self.format).options(
             **{
                 **(CSV if self.format == "csv" else {}),
@@ -276,7 +276,7 @@ class Files(Sink):
 
     def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
         """Make what lies in the staging folder durable, describe it in a manifest, and put the marker in."""
-        place = Place(key, handle)
+        place = FilesPaths(key, handle)
         written = Written(attempt, sink, schema, self.format, self.options, handle.get("folder"))
         summary = seal.seal(place, written)
         with seal.explained(place, sink):
@@ -287,11 +287,11 @@ class Files(Sink):
 
     def staging_path(self, key: Key, handle: Json) -> str:
         """Return the staging folder: the output path of a job that knows nothing of us."""
-        return str(Place(key, handle).staged)
+        return str(FilesPaths(key, handle).staged)
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
         """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
-        place = Place(key, handle)
+        place = FilesPaths(key, handle)
         seal.expect_output(place, sink)
         mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == (key[2], attempt)]
         if mine:  # sealed before by a task that died since
@@ -308,7 +308,7 @@ class Files(Sink):
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
-        promoter = Promoter(key, handle, manifest)
+        promoter = FilesPromoter(key, handle, manifest)
         place, marker = promoter.place, promoter.marker
         if theirs := owner.objection(DISK, str(place.side), key.pipeline):
             msg = f"checkpoint {key}: sinks.Files {self.path!r}: {theirs}"
@@ -328,11 +328,11 @@ class Files(Sink):
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands without changing it."""
-        return Promoter(key, handle, manifest).find()
+        return FilesPromoter(key, handle, manifest).find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Take the staged folder and rename it into the table, or exchange it with what it replaces."""
-        return Promoter(key, handle, manifest).promote()
+        return FilesPromoter(key, handle, manifest).promote()
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
@@ -408,7 +408,7 @@ class Files(Sink):
     def _is_of(self, key: Key, attempt: int) -> bool:
         """Say whether a visible revision is this pipeline's: another one may have had the table before."""
         try:
-            content = Place(key, {"table": self.location(), "name": ""}).manifest(attempt).read_bytes()
+            content = FilesPaths(key, {"table": self.location(), "name": ""}).manifest(attempt).read_bytes()
         except FileNotFoundError:
             return True
         return Manifest.loads(content).key.pipeline == key.pipeline
@@ -417,7 +417,7 @@ class Files(Sink):
 
     def where(self, output: Output) -> Path | None:
         """Return the folder of a decided revision: in the table, or where a later one put it; None: it is gone."""
-        place = Place(output.key, output.handle)
+        place = FilesPaths(output.key, output.handle)
         marker = str(Marker(output.key.revision, output.attempt, output.manifest["digest"]))
         for _ in range(TRIES):  # an exchange may be under way: it is looked for in the order in which it moves
             before = place.taken_by_others(f"{output.key.checkpoint_id:08d}")
@@ -437,7 +437,7 @@ class Files(Sink):
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with its folder, byte by byte."""
-        place = Place(output.key, output.handle)
+        place = FilesPaths(output.key, output.handle)
         marker = Marker(output.key.revision, output.attempt, output.manifest["digest"])
         if not (place.visible / str(marker)).exists():
             yield f"{place.visible} has no marker {marker}"
@@ -459,7 +459,7 @@ class Files(Sink):
         if not table.is_dir():
             yield f"folder {table} is not there"
             return
-        expected = {str(Place(output.key, output.handle).visible) for output in known}
+        expected = {str(FilesPaths(output.key, output.handle).visible) for output in known}
         if self.slot_folder is None:
             yield from (
                 f"{path} is no committed checkpoint's" for _, path in disk.entries(table) if path not in expected
@@ -472,7 +472,7 @@ class Files(Sink):
 
     def files(self, output: Output) -> list[str]:
         """List the files of a decided revision, from its manifest."""
-        found = manifest_check.load(Place(output.key, output.handle), output.attempt, output.manifest["digest"])
+        found = manifest_check.load(FilesPaths(output.key, output.handle), output.attempt, output.manifest["digest"])
         folder = self._there(output)
         return [f"{folder}/{file.path}" for file in found.files if not file.path.startswith(("_", "."))]
 
@@ -485,22 +485,22 @@ class Files(Sink):
 
     def staged_files(self, key: Key, handle: Json, manifest: Json) -> list[str]:
         """List the files that an attempt staged, from its manifest."""
-        promoter = Promoter(key, handle, manifest)
+        promoter = FilesPromoter(key, handle, manifest)
         found = manifest_check.load(promoter.place, promoter.marker.attempt, promoter.marker.digest)
         return [f"{promoter.place.staged}/{file.path}" for file in found.files]
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+    def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
         """Return what an attempt staged, for audits and comparisons."""
         output = Output(key, 0, handle, manifest)
         return self._relation(self.staged_files(key, handle, manifest), output, "staged")
 
-    def committed(self, output: Output) -> Relation:
+    def committed(self, output: Output) -> DuckDBRows:
         """Return what a decided revision holds, for comparisons."""
         return self._relation(self.files(output), output, "committed")
 
-    def _relation(self, files: list[str], output: Output, name: str) -> Relation:
+    def _relation(self, files: list[str], output: Output, name: str) -> DuckDBRows:
         given = self._given(output) if self.slotted else {}
-        return Relation(
+        return DuckDBRows(
             files,
             output.manifest["schema"],
             format=self.format,
@@ -513,7 +513,7 @@ class Files(Sink):
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
         """Return a frame over decided revisions: the columns of the widest schema, and those that folder names give."""
-        parts = [Part(self._there(output), self.files(output), self._given(output)) for output in outputs]
+        parts = [RevisionFiles(self._there(output), self.files(output), self._given(output)) for output in outputs]
         schema = widest(output.manifest["schema"] for output in outputs)
         given = {name: "bigint" if name == "checkpoint" else "string" for name in self._given_names()}
         reader = spark.read.format(self.format).options(**self.read_options())

@@ -23,18 +23,18 @@ from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.formats import log_columns, parquet_schema, spark_types, table_rules
 from twophase.formats.log_errors import Trouble
-from twophase.row_queries.duckdb_rows import Relation
+from twophase.row_queries.duckdb_rows import DuckDBRows
 from twophase.sinks.base import Attempt, Sink, Superseded
-from twophase.sinks.log_tables.commits import Place, Promoter, Table, disturbed, foreign
+from twophase.sinks.log_tables.commits import LogTable, LogTablePaths, LogTablePromoter, disturbed, foreign
 from twophase.sinks.staged_files import manifest_check, owner, seal
 from twophase.sinks.staged_files.layout import ATTEMPT, Marker
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.sinks.staged_files.seal import Written
 from twophase.storage import disk, listing
-from twophase.storage.base import Known, Storage, Target, storage_of
+from twophase.storage.base import FileFacts, Storage, Target, storage_of
 
 
-class Lake(Sink):
+class LogTableSink(Sink):
     """A table with a log of its own. Subclasses open and create it, and say how Spark lays out the files."""
 
     copies = False
@@ -49,7 +49,7 @@ class Lake(Sink):
         self.conn_id = conn_id
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
-        self._seen: Table | None = None
+        self._seen: LogTable | None = None
         #: What the table asks of its rows, as `prepare` found it.
         self._rules: dict[str, Any] = {}
         self._check_arguments()
@@ -83,7 +83,7 @@ class Lake(Sink):
         """Return whose high-water mark it is: one per pipeline and write."""
 
     @abstractmethod
-    def open(self, handle: Json) -> Table | None:
+    def open(self, handle: Json) -> LogTable | None:
         """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Lake(Sink):
         """Return what of a handle finds the table again."""
 
     @abstractmethod
-    def _kind(self, kind: spark_types.Kind) -> object:
+    def _kind(self, kind: spark_types.SparkType) -> object:
         """Return a type as this format has it; ValueError names what it has not."""
 
     def location(self) -> str:
@@ -118,7 +118,7 @@ class Lake(Sink):
             raise ConfigError(msg)
         self._rules = table_rules.placed(table.schema(), table.rules()) if table is not None else {}
 
-    def _claim(self, table: Table | None) -> None:
+    def _claim(self, table: LogTable | None) -> None:
         """Take the table for the pipeline that declares it."""
         if self.pipeline is None:
             return
@@ -139,7 +139,7 @@ class Lake(Sink):
         if why := owner.hand_over(self.storage, self._home, to):
             self._refuse(why)
 
-    def _opened(self) -> Table | None:
+    def _opened(self) -> LogTable | None:
         """Open the declared table for a look."""
         try:
             return self.open(self._handle())
@@ -147,7 +147,7 @@ class Lake(Sink):
             msg = f"{self._who}: {error}"
             raise Retryable(msg) from error
 
-    def _current(self) -> Table | None:
+    def _current(self) -> LogTable | None:
         """Return the table as it is now: what was listed of it before, if it has not changed since."""
         table = self._opened()
         if table is None or self._seen is None or self._seen.version != table.version:
@@ -199,8 +199,8 @@ class Lake(Sink):
             known = self.storage.save(guarded, target)
         return self.seal(key, attempt, sink, handle, schema, known)
 
-    def _place(self, key: Key, handle: Json) -> Place:
-        return Place(key, handle, self.storage)
+    def _place(self, key: Key, handle: Json) -> LogTablePaths:
+        return LogTablePaths(key, handle, self.storage)
 
     def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
         """Refuse, before anything is written, what this format cannot have."""
@@ -213,7 +213,7 @@ class Lake(Sink):
         sink: str,
         handle: Json,
         schema: Schema,
-        known: Mapping[str, Known] | None = None,
+        known: Mapping[str, FileFacts] | None = None,
     ) -> Json:
         """Make what lies in the staging folder durable, and describe it in a manifest."""
         place = self._place(key, handle)
@@ -282,7 +282,7 @@ class Lake(Sink):
             msg = f"checkpoint {key}: {self._who}: {problem}"
             raise ManifestMismatch(msg)
 
-    def _staying(self, table: Table, key: Key, older: Manifest | None) -> str | None:
+    def _staying(self, table: LogTable, key: Key, older: Manifest | None) -> str | None:
         """Say what another revision of the checkpoint has in the table and would keep: rows would be there twice.
 
         The record lost sight of it: its write had another name or place then, or the record is older than the table.
@@ -291,7 +291,7 @@ class Lake(Sink):
             name, number, revision, attempt = match[0], *map(int, match.groups())
             if number != key.checkpoint_id or revision == key.revision or (older and older.folder == name):
                 continue
-            before = Place(key._replace(revision=revision), {"home": self._home, "name": name}, self.storage)
+            before = LogTablePaths(key._replace(revision=revision), {"home": self._home, "name": name}, self.storage)
             with suppress(FileNotFoundError):
                 if Manifest.loads(self.storage.read(before.manifest(attempt))).key.pipeline != key.pipeline:
                     continue  # somebody's who had the table before
@@ -302,11 +302,11 @@ class Lake(Sink):
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Say where the output stands without changing it."""
-        return Promoter(self, key, handle, manifest).find()
+        return LogTablePromoter(self, key, handle, manifest).find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
         """Let the table take the staged files in, in one commit that carries the marker."""
-        return Promoter(self, key, handle, manifest).promote()
+        return LogTablePromoter(self, key, handle, manifest).promote()
 
     def discard(self, key: Key, handle: Json) -> None:
         """Remove what any attempt of a dead revision staged."""
@@ -383,7 +383,7 @@ class Lake(Sink):
     def _manifest(self, output: Output) -> Manifest:
         return manifest_check.load(self._place(output.key, output.handle), output.attempt, output.manifest["digest"])
 
-    def _lying(self, output: Output) -> tuple[Place, Manifest]:
+    def _lying(self, output: Output) -> tuple[LogTablePaths, Manifest]:
         """Return where a decided revision lies: a restage may have been in vain, so the manifest says it."""
         found = self._manifest(output)
         return self._place(output.key, {**output.handle, "name": found.folder or ""}), found
@@ -430,18 +430,18 @@ class Lake(Sink):
             raise ManifestMismatch(msg)
         return [f"{place.staged}/{file.path}" for file in found.files]
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+    def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
         """Return what an attempt staged, for audits and comparisons."""
         place = self._place(key, handle)
         return self._relation(Output(key, _attempt_of(place), handle, manifest), "staged")
 
-    def committed(self, output: Output) -> Relation:
+    def committed(self, output: Output) -> DuckDBRows:
         """Return what a decided revision holds, for comparisons."""
         return self._relation(output, "committed")
 
-    def _relation(self, output: Output, name: str) -> Relation:
+    def _relation(self, output: Output, name: str) -> DuckDBRows:
         schema = output.manifest["schema"]
-        return Relation(
+        return DuckDBRows(
             self.files(output), schema, partition_by=self._in_folders, name=name, at_hand=self.storage.at_hand
         )
 
@@ -452,7 +452,7 @@ class Lake(Sink):
         return self.storage.load(spark, files, schema, self._in_folders)
 
 
-def _attempt_of(place: Place) -> int:
+def _attempt_of(place: LogTablePaths) -> int:
     match = ATTEMPT.fullmatch(place.name)
     return int(match[3]) if match else 0
 

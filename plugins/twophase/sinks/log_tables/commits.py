@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.failpoints import hit
-from twophase.core.hindrances import Hindrance
+from twophase.core.hindrances import Hindrance, Refused
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.core.ports import Outcome, Promotion
 from twophase.formats import table_rules
-from twophase.formats.log_errors import Conflict, Refused, Trouble
+from twophase.formats.log_errors import Conflict, Trouble
 from twophase.formats.table_rules import Rule
 from twophase.sinks.base import two_owners
 from twophase.sinks.staged_files import manifest_check, owner
@@ -42,7 +42,7 @@ class Change(NamedTuple):
     note: str
 
 
-class Table(ABC):
+class LogTable(ABC):
     """A table as one handle sees it: what is read here and what is committed here belong together."""
 
     @property
@@ -138,7 +138,7 @@ class Opener(Protocol):
         """Return whose high-water mark it is: one per pipeline and write."""
         ...
 
-    def open(self, handle: Json) -> Table | None:
+    def open(self, handle: Json) -> LogTable | None:
         """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
         ...
 
@@ -147,7 +147,7 @@ class Opener(Protocol):
         ...
 
 
-class Place:
+class LogTablePaths:
     """Where one attempt's output is: it stays there when the table takes it in."""
 
     def __init__(self, key: Key, handle: Json, storage: Storage) -> None:
@@ -175,11 +175,11 @@ class Place:
         if self.replaces is None:
             return None
         key = self.key._replace(revision=self.replaces.revision)
-        place = Place(key, {"home": self.side, "name": ""}, self.storage)
+        place = LogTablePaths(key, {"home": self.side, "name": ""}, self.storage)
         return manifest_check.load(place, self.replaces.attempt, self.replaces.digest)
 
 
-def foreign(table: Table | None, storage: Storage, home: str, pipeline: str) -> str | None:
+def foreign(table: LogTable | None, storage: Storage, home: str, pipeline: str) -> str | None:
     """Say that a table is another pipeline's, by its folder or by the markers in it; None: it is not."""
     if theirs := owner.objection(storage, home, pipeline):
         return theirs
@@ -197,7 +197,7 @@ def note_of(key: Key, attempt: int, digest: str) -> str:
     return f"{key} a{attempt} {digest}"
 
 
-class Promoter:
+class LogTablePromoter:
     """Promotes what one attempt staged, or says where it stands."""
 
     def __init__(self, opener: Opener, key: Key, handle: Json, manifest: Json) -> None:
@@ -206,7 +206,7 @@ class Promoter:
         self.key = key
         self.handle = handle
         self.manifest = manifest
-        self.place = Place(key, handle, opener.storage)
+        self.place = LogTablePaths(key, handle, opener.storage)
         match = ATTEMPT.fullmatch(self.place.name)
         self.attempt = int(match[3]) if match else 0
         self.seq: int = handle["commit_seq"]
@@ -238,7 +238,7 @@ class Promoter:
         manifest_check.check(self.place.staged, found, self.place.storage)
         return found
 
-    def _promoted(self, table: Table | None = None) -> Promotion | None:
+    def _promoted(self, table: LogTable | None = None) -> Promotion | None:
         """Read the marker back; None: it has not come this far."""
         table = table or self.opener.open(self.handle)
         if table is None or (table.marker(self.app) or 0) < self.seq:
@@ -247,7 +247,7 @@ class Promoter:
         hit("promote.durable")
         return self._evidence(table)
 
-    def _evidence(self, table: Table) -> Promotion:
+    def _evidence(self, table: LogTable) -> Promotion:
         """Say which attempt it was, or that the mark is another record's: a mark alone does not say whose rows came."""
         mine = self._folders(table)
         if self.place.name in mine:
@@ -277,7 +277,7 @@ class Promoter:
             and any(one["manifest"].get("digest") in digests for one in found["participants"])
         )
 
-    def _folders(self, table: Table) -> dict[str, tuple[int, int]]:
+    def _folders(self, table: LogTable) -> dict[str, tuple[int, int]]:
         """Return the folders of this checkpoint that are in the table, with their revision and attempt."""
         matches = [match for name in table.standing() if (match := ATTEMPT.fullmatch(name))]
         return {m[0]: (int(m[2]), int(m[3])) for m in matches if int(m[1]) == self.key.checkpoint_id}
@@ -321,7 +321,7 @@ class Promoter:
                 return self._despite(error, Promotion(Outcome.RETRY_LATER, str(error)))
         return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
 
-    def _read_back(self, table: Table) -> Promotion:
+    def _read_back(self, table: LogTable) -> Promotion:
         """Look for the marker that this very commit has set."""
         if (table.marker(self.app) or 0) < self.seq:
             return Promotion(Outcome.UNKNOWN)
@@ -329,7 +329,7 @@ class Promoter:
         hit("promote.durable")
         return Promotion(Outcome.PROMOTED, attempt=self.attempt)
 
-    def _table(self) -> Table:
+    def _table(self) -> LogTable:
         """Open the table; create it empty where there is none, for one with rows could come to be twice."""
         table = self.opener.open(self.handle)
         if table is not None:
@@ -339,7 +339,7 @@ class Promoter:
         msg = "the table has just been created"
         raise Conflict(msg)
 
-    def _change(self, table: Table) -> Change:
+    def _change(self, table: LogTable) -> Change:
         """Return what is to be done to a table, if it can be."""
         if theirs := foreign(table, self.place.storage, self.place.side, self.key.pipeline):
             raise Refused(theirs)
@@ -367,7 +367,7 @@ class Promoter:
             return Promotion(Outcome.RETRY_LATER, str(error))
 
 
-def disturbed(table: Table, manifest: Manifest) -> list[tuple[str, str]]:
+def disturbed(table: LogTable, manifest: Manifest) -> list[tuple[str, str]]:
     """Return the files of a manifest that other writers have changed the rows of, and how."""
     there = table.standing().get(manifest.folder or "", frozenset())
     gone = [file.path for file in manifest.files if table.takes(file) and file.path not in there]

@@ -22,8 +22,8 @@ from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.formats import delta_types, parquet_schema, parquet_statistics, spark_types, table_rules
 from twophase.formats.log_errors import Conflict, Trouble, delta_explained, delta_line
 from twophase.formats.table_rules import Rule
-from twophase.sinks.log_tables.base import Lake
-from twophase.sinks.log_tables.commits import Change, Table
+from twophase.sinks.log_tables.base import LogTableSink
+from twophase.sinks.log_tables.commits import Change, LogTable
 from twophase.storage.base import THREADS, Storage
 from twophase.storage.partition_folders import partition_values
 
@@ -46,7 +46,7 @@ _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generate
 _CONSTRAINT = "delta.constraints."
 
 
-class Delta(Lake):
+class Delta(LogTableSink):
     """A Delta table on a disk that all share; created at the first promotion unless it is there."""
 
     identity = ("partition_by",)
@@ -125,13 +125,13 @@ class Delta(Lake):
         """Return the app whose transactions are the marker."""
         return f"twophase/{key.pipeline}"
 
-    def _kind(self, kind: spark_types.Kind) -> object:
+    def _kind(self, kind: spark_types.SparkType) -> object:
         return delta_types.type_of(kind)
 
     def _handle(self) -> dict[str, Any]:
         return {"table": self.location()}
 
-    def open(self, handle: Json) -> Table | None:
+    def open(self, handle: Json) -> LogTable | None:
         """Open the table of a handle at its newest version."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -169,7 +169,7 @@ class Delta(Lake):
             raise
 
 
-class DeltaLog(Table):
+class DeltaLog(LogTable):
     """A Delta table at one version."""
 
     def __init__(self, path: str, table: DeltaTable, partition_by: list[str], storage: Storage) -> None:

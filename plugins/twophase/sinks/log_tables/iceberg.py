@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError
+from twophase.core.hindrances import Refused
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.formats import iceberg_catalogs, iceberg_deletes, iceberg_types, spark_types, table_rules
-from twophase.formats.log_errors import Conflict, Refused, Trouble, iceberg_explained, iceberg_line
+from twophase.formats.log_errors import Conflict, Trouble, iceberg_explained, iceberg_line
 from twophase.formats.table_rules import Rule
-from twophase.sinks.log_tables.base import Lake
-from twophase.sinks.log_tables.commits import Change, Table
+from twophase.sinks.log_tables.base import LogTableSink
+from twophase.sinks.log_tables.commits import Change, LogTable
 from twophase.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ _MAPPING = "schema.name-mapping.default"
 _VERSIONS = ("1", "2")
 
 
-class Iceberg(Lake):
+class Iceberg(LogTableSink):
     """An Iceberg table in any catalog, its files on a disk that all share; created at the first promotion."""
 
     identity = ("partition_by",)
@@ -152,7 +153,7 @@ class Iceberg(Lake):
     def _handle(self) -> dict[str, Any]:
         return {"table": self.table, "home": self._home}
 
-    def open(self, handle: Json) -> Table | None:
+    def open(self, handle: Json) -> LogTable | None:
         """Load the table of a handle as it is now."""
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -188,11 +189,11 @@ class Iceberg(Lake):
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
-    def _kind(self, kind: spark_types.Kind) -> object:
+    def _kind(self, kind: spark_types.SparkType) -> object:
         return iceberg_types.type_of(kind, count())
 
 
-class IcebergSnapshot(Table):
+class IcebergSnapshot(LogTable):
     """An Iceberg table at one version of its metadata."""
 
     def __init__(self, table: IcebergTable, home: str, partition_by: list[str], storage: Storage) -> None:

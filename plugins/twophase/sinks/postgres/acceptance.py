@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable
 from twophase.core.failpoints import hit
+from twophase.core.hindrances import Refused
 from twophase.sinks.postgres import demands, rights, staging_table, target
-from twophase.sinks.postgres.promotion import NotThere, Promoter
-from twophase.sinks.postgres.receipts import Refused
+from twophase.sinks.postgres.promotion import NotThere, PostgresPromoter
 from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT
 from twophase.storage import database
 
@@ -41,7 +41,7 @@ Trial = Callable[[Any], None]
 class Acceptance:
     """The staged rows of one promotion, held against its target."""
 
-    def __init__(self, promoter: Promoter) -> None:
+    def __init__(self, promoter: PostgresPromoter) -> None:
         """Take the promotion that is to come."""
         self.promoter = promoter
         self.which = f"checkpoint {promoter.key}: table {promoter.target}"
@@ -127,7 +127,7 @@ class Acceptance:
                 )
                 raise BadValue(msg)
 
-    def _check_rights(self, cursor: Any, found: demands.Kind, written: list[str], known: Collection[str]) -> None:  # noqa: ANN401 - a cursor
+    def _check_rights(self, cursor: Any, found: demands.Relation, written: list[str], known: Collection[str]) -> None:  # noqa: ANN401 - a cursor
         new = [name for name in written if name not in known]
         if new and not rights.is_owner(cursor, found.oid):
             msg = (
@@ -150,8 +150,8 @@ class Acceptance:
         self,
         cursor: Any,  # noqa: ANN401 - a cursor
         written: list[str],
-        columns: list[demands.Column],
-        checks: list[demands.Check],
+        columns: list[demands.CatalogColumn],
+        checks: list[demands.CheckConstraint],
     ) -> None:
         """Raise BadValue for a row that breaks a NOT NULL or a CHECK over what is staged."""
         from psycopg2 import sql
@@ -219,7 +219,7 @@ class Acceptance:
             raise BadValue(msg) from error
 
 
-def _may_refuse_nothing(column: demands.Column) -> bool:
+def _may_refuse_nothing(column: demands.CatalogColumn) -> bool:
     """Say whether a column could refuse a row that gives it no value."""
     return column.base is not None or column.computed or (column.not_null and not column.has_default)
 

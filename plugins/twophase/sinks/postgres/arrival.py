@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.sinks.postgres import demands
 from twophase.sinks.postgres.changes import THERE, Changes
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
 
-def is_watched(cursor: Any, target: Table) -> bool:  # noqa: ANN401 - a cursor
+def is_watched(cursor: Any, target: TableName) -> bool:  # noqa: ANN401 - a cursor
     """Say whether somebody's trigger or rule sees the rows; those that wait for the commit have their say now."""
     found = demands.kind_of(cursor, target)
     if found is None or not demands.watchers_of(cursor, found.oid):
@@ -22,7 +22,7 @@ def is_watched(cursor: Any, target: Table) -> bool:  # noqa: ANN401 - a cursor
     return True
 
 
-def count(cursor: Any, table: Table, where: Composable | None = None) -> int:  # noqa: ANN401 - a cursor
+def count(cursor: Any, table: TableName, where: Composable | None = None) -> int:  # noqa: ANN401 - a cursor
     """Count the rows of a table, or some of them."""
     from psycopg2 import sql
 

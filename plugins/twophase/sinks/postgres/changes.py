@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from twophase.sinks.postgres import staging_table
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
@@ -26,8 +26,8 @@ _IN_ORDER = 0.9
 class Changes:
     """The staged rows of an upsert, or what a changelog comes to."""
 
-    target: Table
-    staged: Table
+    target: TableName
+    staged: TableName
     key: tuple[str, ...]
     #: The staged columns that are the target's too, with their types.
     columns: Mapping[str, str]

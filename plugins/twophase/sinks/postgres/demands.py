@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 #: pg_class.relkind of what has rows but is no table.
 _OTHERS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 _TABLES = ("r", "p")
 
 
-class Kind(NamedTuple):
+class Relation(NamedTuple):
     """What stands under a table's name."""
 
     oid: int
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
         return None
 
 
-class Column(NamedTuple):
+class CatalogColumn(NamedTuple):
     """What a column asks for."""
 
     name: str
@@ -60,7 +60,7 @@ class Column(NamedTuple):
     identity: bool
 
 
-def kind_of(cursor: Any, table: Table) -> Kind | None:  # noqa: ANN401 - a cursor
+def kind_of(cursor: Any, table: TableName) -> Relation | None:  # noqa: ANN401 - a cursor
     """Return what stands under a name; None: nothing."""
     cursor.execute(
         "SELECT c.oid, c.relkind, c.relpersistence, n.nspname, c.relname FROM pg_class c"
@@ -68,10 +68,10 @@ def kind_of(cursor: Any, table: Table) -> Kind | None:  # noqa: ANN401 - a curso
         tuple(table),
     )
     row = cursor.fetchone()
-    return Kind(*row) if row else None
+    return Relation(*row) if row else None
 
 
-def partitions_of(cursor: Any, oid: int) -> list[Kind]:  # noqa: ANN401 - a cursor
+def partitions_of(cursor: Any, oid: int) -> list[Relation]:  # noqa: ANN401 - a cursor
     """Return the partitions of a table, and theirs; no lock is taken on any."""
     cursor.execute(
         "WITH RECURSIVE part AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = %s"
@@ -80,10 +80,10 @@ def partitions_of(cursor: Any, oid: int) -> list[Kind]:  # noqa: ANN401 - a curs
         " JOIN pg_class c ON c.oid = part.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace",
         (oid,),
     )
-    return [Kind(*row) for row in cursor.fetchall()]
+    return [Relation(*row) for row in cursor.fetchall()]
 
 
-def columns_of(cursor: Any, oid: int) -> list[Column]:  # noqa: ANN401 - a cursor
+def columns_of(cursor: Any, oid: int) -> list[CatalogColumn]:  # noqa: ANN401 - a cursor
     """Return what each column of a table asks for."""
     cursor.execute(
         "SELECT a.attname, CASE WHEN a.attgenerated <> '' THEN 'generated'"
@@ -97,7 +97,7 @@ def columns_of(cursor: Any, oid: int) -> list[Column]:  # noqa: ANN401 - a curso
         " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
         (oid,),
     )
-    return [Column(*row) for row in cursor.fetchall()]
+    return [CatalogColumn(*row) for row in cursor.fetchall()]
 
 
 def columns_given_by(cursor: Any, oid: int) -> str | None:  # noqa: ANN401 - a cursor
@@ -129,7 +129,7 @@ def definitions_of(cursor: Any, oid: int) -> dict[str, str]:  # noqa: ANN401 - a
     return dict(cursor.fetchall())
 
 
-class Check(NamedTuple):
+class CheckConstraint(NamedTuple):
     """A CHECK constraint."""
 
     name: str
@@ -139,7 +139,7 @@ class Check(NamedTuple):
     definition: str
 
 
-def checks_of(cursor: Any, oid: int) -> list[Check]:  # noqa: ANN401 - a cursor
+def checks_of(cursor: Any, oid: int) -> list[CheckConstraint]:  # noqa: ANN401 - a cursor
     """Return the CHECK constraints that a new row has to pass."""
     cursor.execute(
         "SELECT c.conname, CASE WHEN c.conkey IS NULL OR 0 = ANY(c.conkey) THEN NULL ELSE ARRAY(SELECT a.attname::text"
@@ -149,7 +149,7 @@ def checks_of(cursor: Any, oid: int) -> list[Check]:  # noqa: ANN401 - a cursor
         " AND to_jsonb(c)->>'conenforced' IS DISTINCT FROM 'false' ORDER BY c.conname",  # new in 18
         (oid,),
     )
-    return [Check(*row) for row in cursor.fetchall()]
+    return [CheckConstraint(*row) for row in cursor.fetchall()]
 
 
 class Index(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 
 from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.sinks.postgres import demands, rights, slot_rows
-from twophase.sinks.postgres.demands import Column
+from twophase.sinks.postgres.demands import CatalogColumn
 from twophase.sinks.postgres.promotion import Mode
 from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 MODES = ("append", "upsert", "retract", "replace")
 BY_KEY = ("upsert", "retract")
@@ -49,18 +49,18 @@ def check_declared(which: str, conn_id: str, mode: Mode, slot_column: str | None
         raise ConfigError(msg)
 
 
-def asked_of(cursor: Any, target: Table) -> list[Column]:  # noqa: ANN401 - a cursor
+def asked_of(cursor: Any, target: TableName) -> list[CatalogColumn]:  # noqa: ANN401 - a cursor
     """Return what the columns of a target ask for; of one that is still to be made, nothing."""
     found = demands.kind_of(cursor, target)
     return [] if found is None else demands.columns_of(cursor, found.oid)
 
 
-def domains_of(cursor: Any, target: Table) -> dict[str, str]:  # noqa: ANN401 - a cursor
+def domains_of(cursor: Any, target: TableName) -> dict[str, str]:  # noqa: ANN401 - a cursor
     """Return the type below each column that has a domain's."""
     return {column.name: column.base for column in asked_of(cursor, target) if column.base}
 
 
-def check_columns(which: str, asked: Iterable[Column], written: Collection[str], mode: Mode) -> None:
+def check_columns(which: str, asked: Iterable[CatalogColumn], written: Collection[str], mode: Mode) -> None:
     """Raise ConfigError if the output has a column that the target fills by itself, or lacks one that it needs.
 
     By key a row may be there already and have it: then the rows themselves are asked, once they are staged.
@@ -89,7 +89,7 @@ class Fit:
     """What a sink expects of its target; `which` names the sink in errors."""
 
     which: str
-    target: Table
+    target: TableName
     mode: Mode
     slot_column: str | None
     #: Whether checkpoints stand for slots.

@@ -29,7 +29,7 @@ from twophase.core.slots import Slot
 from twophase.sinks.postgres import staging_table
 from twophase.sinks.postgres.changes import OURS, THERE, Changes, listed
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
@@ -51,12 +51,12 @@ def order_of(checkpoint_id: int, slot: str | None) -> Order:
     return f"{start.isoformat()} {slot}" if start else slot
 
 
-def history_of(pipeline: str, target: Table) -> Table:
+def history_of(pipeline: str, target: TableName) -> TableName:
     """Return where the history of a target is: a pipeline of another name begins a new one."""
-    return Table(SCHEMA, f"h_{hashlib.blake2s(f'{pipeline} {target}'.encode(), digest_size=8).hexdigest()}")
+    return TableName(SCHEMA, f"h_{hashlib.blake2s(f'{pipeline} {target}'.encode(), digest_size=8).hexdigest()}")
 
 
-def lock(cursor: Any, what: str, pipeline: str, target: Table, *, shared: bool = False) -> None:  # noqa: ANN401 - a cursor
+def lock(cursor: Any, what: str, pipeline: str, target: TableName, *, shared: bool = False) -> None:  # noqa: ANN401 - a cursor
     """Keep others off something until this transaction ends."""
     which = "_shared" if shared else ""
     name = f"twophase {what} {pipeline} {target}"
@@ -286,7 +286,7 @@ class History:
         self.cursor.execute(self._filled(statement, *parts))
 
 
-def entries(cursor: Any, table: Table, order: Order, target: Table, key: tuple[str, ...]) -> tuple[int, int]:  # noqa: ANN401 - a cursor
+def entries(cursor: Any, table: TableName, order: Order, target: TableName, key: tuple[str, ...]) -> tuple[int, int]:  # noqa: ANN401 - a cursor
     """Count the entries of a checkpoint, and those of them whose key has no row in the target."""
     from psycopg2 import sql
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core import connections
 from twophase.core.errors import ConfigError
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 from twophase.storage.spark_paths import quoted
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def is_needed(spark: SparkSession) -> bool:
     return _answers[which]
 
 
-def load(which: str, frame: DataFrame, conn_id: str, table: Table, parts: Table) -> None:
+def load(which: str, frame: DataFrame, conn_id: str, table: TableName, parts: TableName) -> None:
     """Let the executors load every partition, then keep each of them once."""
     from psycopg2 import sql
     from pyspark.sql import functions
@@ -77,7 +77,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: Table, parts: Table)
         settle(cursor, table, parts)
 
 
-def settle(cursor: Any, table: Table, parts: Table) -> None:  # noqa: ANN401 - a cursor
+def settle(cursor: Any, table: TableName, parts: TableName) -> None:  # noqa: ANN401 - a cursor
     """Keep one run of each partition, count its rows, and shut out whatever run comes later."""
     from psycopg2 import sql
 

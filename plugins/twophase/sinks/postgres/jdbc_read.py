@@ -14,7 +14,7 @@ from twophase.core.checkpoint import Output
 from twophase.sinks.postgres import column_types, jdbc_load, promotion, staging_table
 from twophase.sinks.postgres.column_types import Carried
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
@@ -56,7 +56,7 @@ _CHECK = """((there AND checkpoint = {checkpoint}) OR NOT there) AND (SELECT CAS
 
 
 def frame(
-    spark: SparkSession, conn_id: str, target: Table, columns: Sequence[Carried], outputs: Sequence[Output]
+    spark: SparkSession, conn_id: str, target: TableName, columns: Sequence[Carried], outputs: Sequence[Output]
 ) -> DataFrame:
     """Return the rows of these revisions, with their checkpoint's number in the column `checkpoint`."""
     from psycopg2 import sql
@@ -78,7 +78,7 @@ def frame(
     return rows.where("there").select(*(_restored(f"c{n}", column) for n, column in enumerate(columns)), "checkpoint")
 
 
-def check(target: Table, output: Output) -> Composable:
+def check(target: TableName, output: Output) -> Composable:
     """Return the condition for the rows of a revision; it fails unless they are all there, and nobody else's."""
     from psycopg2 import sql
 

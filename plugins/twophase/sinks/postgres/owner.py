@@ -11,9 +11,9 @@ from typing import Any
 
 from twophase.sinks.base import two_owners
 from twophase.sinks.postgres import history
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
-OWNERS = Table(history.SCHEMA, "owner")
+OWNERS = TableName(history.SCHEMA, "owner")
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (target text PRIMARY KEY, pipeline text NOT NULL,
     taken_at timestamptz NOT NULL DEFAULT now())"""
 
@@ -28,7 +28,7 @@ def create(cursor: Any) -> None:  # noqa: ANN401 - a cursor
         cursor.execute(sql.SQL(_CREATE).format(OWNERS.sql))
 
 
-def owner_of(cursor: Any, target: Table) -> str | None:  # noqa: ANN401 - a cursor
+def owner_of(cursor: Any, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
     """Return whose a target is; None: nobody has taken it. Nobody hands it over before this transaction ends."""
     from psycopg2 import sql
 
@@ -40,7 +40,7 @@ def owner_of(cursor: Any, target: Table) -> str | None:  # noqa: ANN401 - a curs
     return row[0] if row else None
 
 
-def claim(cursor: Any, pipeline: str, target: Table, markers: Table) -> str | None:  # noqa: ANN401 - a cursor
+def claim(cursor: Any, pipeline: str, target: TableName, markers: TableName) -> str | None:  # noqa: ANN401 - a cursor
     """Take a target for a pipeline, unless it is another's or holds what another promoted: then say so."""
     from psycopg2 import sql
 
@@ -63,7 +63,7 @@ def claim(cursor: Any, pipeline: str, target: Table, markers: Table) -> str | No
     return None
 
 
-def _relative(cursor: Any, pipeline: str, target: Table) -> tuple[str, str] | None:  # noqa: ANN401 - a cursor
+def _relative(cursor: Any, pipeline: str, target: TableName) -> tuple[str, str] | None:  # noqa: ANN401 - a cursor
     """Return a table of another pipeline's whose rows are the target's too, and whose it is: a parent, a partition."""
     from psycopg2 import sql
 
@@ -82,7 +82,7 @@ def _relative(cursor: Any, pipeline: str, target: Table) -> tuple[str, str] | No
     return found
 
 
-def hand_over(cursor: Any, target: Table, old: str, new: str) -> str | None:  # noqa: ANN401 - a cursor
+def hand_over(cursor: Any, target: TableName, old: str, new: str) -> str | None:  # noqa: ANN401 - a cursor
     """Let a target belong to another pipeline from now on; return whose it is if it was neither's."""
     from psycopg2 import sql
 

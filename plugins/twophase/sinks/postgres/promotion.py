@@ -20,22 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
-from twophase.core.hindrances import Hindrance
+from twophase.core.hindrances import Hindrance, Refused
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.postgres import arrival, history, owner, receipts, seal, staging_table, target
 from twophase.sinks.postgres.changes import Changes
 from twophase.sinks.postgres.history import History, Order
-from twophase.sinks.postgres.receipts import Refused
 from twophase.sinks.postgres.slot_rows import SlotRows
 from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
 #: Where the markers are.
-MARKERS = Table(history.SCHEMA, "promoted")
+MARKERS = TableName(history.SCHEMA, "promoted")
 #: Checkpoint and revision in the name of a staging table.
 _STAGED = re.compile(r"s_[0-9a-f]{8}_(\d+)_r(\d+)_")
 #: `kept`: the history has what it overwrote; `slot_order`: its place among slots, where there are any.
@@ -83,7 +82,7 @@ def create_markers(cursor: Any) -> None:  # noqa: ANN401 - a cursor
             cursor.execute(sql.SQL(statement).format(MARKERS.sql))
 
 
-class Promoter:
+class PostgresPromoter:
     """Takes one staged output into the target."""
 
     def __init__(self, conn_id: str, mode: Mode, key: Key, handle: Json, manifest: Json) -> None:
@@ -93,8 +92,8 @@ class Promoter:
         self.key = key
         self.handle = handle
         self.manifest = manifest
-        self.target = Table(*handle["target"])
-        self.staged = Table(*handle["staging"])
+        self.target = TableName(*handle["target"])
+        self.staged = TableName(*handle["staging"])
         self.slot_rows = SlotRows.of(handle)
 
     # --- looking -----------------------------------------------------------------------------------------------------

@@ -7,26 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from twophase.core.checkpoint import Json
-from twophase.core.hindrances import Hindrance
+from twophase.core.hindrances import Hindrance, Refused
 from twophase.sinks.postgres import history
 from twophase.sinks.staged_files.receipts import conflict
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 #: Beside the markers; a receipt gets there in the transaction that makes the rows visible.
-RECEIPTS = Table(history.SCHEMA, "receipt")
+RECEIPTS = TableName(history.SCHEMA, "receipt")
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, commit_seq bigint, epoch integer NOT NULL,
     receipt jsonb NOT NULL, PRIMARY KEY (pipeline, target, commit_seq))"""
 #: The key of a receipt that is kept as a text, in letters that every encoding has.
 _ESCAPED = "escaped"
-
-
-class Refused(Exception):
-    """The target is not what the staged rows are for; nothing was changed."""
-
-    def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
-        """Say what stands in the way."""
-        super().__init__(message)
-        self.hindrance = hindrance
 
 
 def create(cursor: Any) -> None:  # noqa: ANN401 - a cursor
@@ -43,7 +34,7 @@ def _is_there(cursor: Any) -> bool:  # noqa: ANN401 - a cursor
     return bool(cursor.fetchone()[0])
 
 
-def keep(cursor: Any, target: Table, receipt: Json | None) -> None:  # noqa: ANN401 - a cursor
+def keep(cursor: Any, target: TableName, receipt: Json | None) -> None:  # noqa: ANN401 - a cursor
     """Keep a receipt; its number must be this decision's. What is staged again after its decision has a later epoch."""
     from psycopg2 import sql
 
@@ -74,7 +65,7 @@ def _read(kept: Json) -> Json:
     return found
 
 
-def newest(cursor: Any, target: Table, pipeline: str) -> int | None:  # noqa: ANN401 - a cursor
+def newest(cursor: Any, target: TableName, pipeline: str) -> int | None:  # noqa: ANN401 - a cursor
     """Return the highest commit_seq that has a receipt; None: there is none."""
     from psycopg2 import sql
 
@@ -86,7 +77,7 @@ def newest(cursor: Any, target: Table, pipeline: str) -> int | None:  # noqa: AN
     return found[0] if found else None
 
 
-def since(cursor: Any, target: Table, pipeline: str, seq: int) -> Iterator[Json]:  # noqa: ANN401 - a cursor
+def since(cursor: Any, target: TableName, pipeline: str, seq: int) -> Iterator[Json]:  # noqa: ANN401 - a cursor
     """Yield the receipts from one commit_seq on, in order."""
     from psycopg2 import sql
 
@@ -96,7 +87,7 @@ def since(cursor: Any, target: Table, pipeline: str, seq: int) -> Iterator[Json]
         yield from (_read(row[0]) for row in cursor.fetchall())
 
 
-def marked(cursor: Any, markers: Table, target: Table, pipeline: str) -> Iterator[tuple[int, int]]:  # noqa: ANN401 - a cursor
+def marked(cursor: Any, markers: TableName, target: TableName, pipeline: str) -> Iterator[tuple[int, int]]:  # noqa: ANN401 - a cursor
     """Yield checkpoint and revision of every marker."""
     from psycopg2 import sql
 

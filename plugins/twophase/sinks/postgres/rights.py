@@ -7,10 +7,10 @@ from typing import Any
 
 from twophase.sinks.postgres import demands, owner, promotion, receipts
 from twophase.sinks.postgres.promotion import Mode
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 
-def create_schema(cursor: Any, target: Table) -> str | None:  # noqa: ANN401 - a cursor
+def create_schema(cursor: Any, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
     """Make the schema of a target that will be made, unless it is there; return why that cannot be."""
     from psycopg2 import sql
 
@@ -37,7 +37,7 @@ def _schema(cursor: Any, name: str) -> int | None:  # noqa: ANN401 - a cursor
     return row[0] if row else None
 
 
-def lacking(cursor: Any, target: Table, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
+def lacking(cursor: Any, target: TableName, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
     """Say which rights are missing, and how to give them."""
     cursor.execute("SELECT current_user")
     user = cursor.fetchone()[0]
@@ -82,7 +82,7 @@ def _of_markers(cursor: Any, user: str, mode: Mode) -> Iterator[str]:  # noqa: A
             yield f"{user} has no {right} on {table}, where the markers are; grant it"
 
 
-def _of_target(cursor: Any, user: str, found: demands.Kind, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
+def _of_target(cursor: Any, user: str, found: demands.Relation, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
     which = f"{found.schema}.{found.name}"
     owns = is_owner(cursor, found.oid)
     if mode.attach:

@@ -11,7 +11,7 @@ from twophase.sinks.postgres import column_types, jdbc_load, jdbc_read, promotio
 from twophase.sinks.postgres.column_types import Carried
 from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database, spark_paths
-from twophase.storage.database import Table, columns_of
+from twophase.storage.database import TableName, columns_of
 from twophase.storage.spark_paths import quoted
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def frame(spark: SparkSession, conn_id: str, target: Table, outputs: Sequence[Output]) -> DataFrame:
+def frame(spark: SparkSession, conn_id: str, target: TableName, outputs: Sequence[Output]) -> DataFrame:
     """Return the rows of these revisions, with their checkpoint's number in the column `checkpoint`.
 
     Where an executor lacks the ADBC wheel, Spark's JDBC reader does it.
@@ -36,15 +36,15 @@ def frame(spark: SparkSession, conn_id: str, target: Table, outputs: Sequence[Ou
     asked = "pipeline string, checkpoint bigint, revision int, rows bigint"
     numbers = spark.createDataFrame(wanted, asked).repartition(max(len(wanted), 1))
     read = spark_paths.ddl([*((column.name, column.spark) for column in columns), ("checkpoint", "bigint")])
-    rows = numbers.mapInArrow(Reader(database.dsn(conn_id), target, columns), read)
+    rows = numbers.mapInArrow(RowReader(database.dsn(conn_id), target, columns), read)
     found = [column_types.restored(column, functions.col(quoted(column.name))) for column in columns]
     return rows.select(*found, "checkpoint")
 
 
-class Reader:
+class RowReader:
     """Reads the rows of some checkpoints; its text shows no password."""
 
-    def __init__(self, dsn: str, target: Table, columns: Sequence[Carried]) -> None:
+    def __init__(self, dsn: str, target: TableName, columns: Sequence[Carried]) -> None:
         """Name the database, the table and the columns."""
         self._dsn = dsn
         self._target = target
@@ -52,7 +52,7 @@ class Reader:
 
     def __repr__(self) -> str:
         """Name the table only."""
-        return f"Reader({self._target})"
+        return f"RowReader({self._target})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the checkpoints that the rows name, each as of one moment."""

@@ -19,7 +19,7 @@ from typing import Any
 from twophase.core.errors import ConfigError
 from twophase.sinks.postgres import staging_table
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 _PARTS = {"part": "integer", "rows": "bigint"}
 _LOOK = """SELECT c.oid, c.relkind = 'r', c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
@@ -55,7 +55,7 @@ _GRANTED = """SELECT DISTINCT grantee, rolname FROM
     LEFT JOIN pg_roles r ON r.oid = grantee WHERE grantee <> (SELECT oid FROM pg_roles WHERE rolname = current_user)"""
 
 
-def seal(cursor: Any, staged: Table, target: Table, expected: Mapping[str, str] | None = None) -> str | None:  # noqa: ANN401 - a cursor
+def seal(cursor: Any, staged: TableName, target: TableName, expected: Mapping[str, str] | None = None) -> str | None:  # noqa: ANN401 - a cursor
     """Take over a staging table and its parts; say why not, if one of them is more than a table.
 
     `expected` are its columns with their types, if they are known; otherwise each is of a type of PostgreSQL's own, or
@@ -79,7 +79,7 @@ def seal(cursor: Any, staged: Table, target: Table, expected: Mapping[str, str] 
     return None
 
 
-def _locked(cursor: Any, table: Table, oid: int) -> str | None:  # noqa: ANN401 - a cursor
+def _locked(cursor: Any, table: TableName, oid: int) -> str | None:  # noqa: ANN401 - a cursor
     """Wait until nobody else is at it; nothing can be changed in it, nor put in its place, from now on."""
     from psycopg2 import sql
 
@@ -90,8 +90,8 @@ def _locked(cursor: Any, table: Table, oid: int) -> str | None:  # noqa: ANN401 
 
 def _strange(
     cursor: Any,  # noqa: ANN401 - a cursor
-    table: Table,
-    target: Table,
+    table: TableName,
+    target: TableName,
     oid: int,
     expected: Mapping[str, str] | None,
 ) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _is_known(kind: str, targets: str | None) -> bool:
     return kind == targets or "." not in kind
 
 
-def _expressions_of(cursor: Any, table: Table) -> list[tuple[str, str]]:  # noqa: ANN401 - a cursor
+def _expressions_of(cursor: Any, table: TableName) -> list[tuple[str, str]]:  # noqa: ANN401 - a cursor
     cursor.execute(_LOOK, tuple(table))
     found = cursor.fetchone()
     if found is None:
@@ -132,7 +132,7 @@ def _expressions_of(cursor: Any, table: Table) -> list[tuple[str, str]]:  # noqa
     return list(cursor.fetchall())
 
 
-def _take(cursor: Any, table: Table, oid: int) -> None:  # noqa: ANN401 - a cursor
+def _take(cursor: Any, table: TableName, oid: int) -> None:  # noqa: ANN401 - a cursor
     """Change the owner, and take back what the old one has granted to others, itself by way of them."""
     from psycopg2 import sql
 
@@ -159,7 +159,7 @@ _RIGHTS = """SELECT s.rolname = current_user, current_user, s.rolsuper,
     FROM pg_roles s WHERE s.rolname = %(stager)s"""
 
 
-def check_accounts(cursor: Any, which: str, stager: str, target: Table, *, schemas: tuple[str, str]) -> None:  # noqa: ANN401 - a cursor
+def check_accounts(cursor: Any, which: str, stager: str, target: TableName, *, schemas: tuple[str, str]) -> None:  # noqa: ANN401 - a cursor
     """Raise ConfigError unless an account that stages for another one may only stage.
 
     `schemas` are those of the staging tables and of the markers.

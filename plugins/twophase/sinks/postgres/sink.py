@@ -17,19 +17,19 @@ from twophase.core.manifest import Column, Schema, widens
 from twophase.core.ports import Promotion
 from twophase.core.slots import Slot
 from twophase.row_queries.base import RowSet
-from twophase.row_queries.postgres_rows import Place, Rows
+from twophase.row_queries.postgres_rows import PostgresRows, RowSelection
 from twophase.sinks.base import Attempt, Sink, two_owners
 from twophase.sinks.postgres import fit, owner, promotion, receipts, seal, slot_rows, staging_table
 from twophase.sinks.postgres.acceptance import Acceptance
 from twophase.sinks.postgres.changes import OURS
 from twophase.sinks.postgres.fit import BY_KEY, Fit
 from twophase.sinks.postgres.history import order_of
-from twophase.sinks.postgres.promotion import Mode, Promoter
+from twophase.sinks.postgres.promotion import Mode, PostgresPromoter
 from twophase.sinks.postgres.slot_rows import SlotRows, by_checkpoint
 from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT, Columns
 from twophase.sinks.postgres.verification import Held
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 _AN = {"upsert": "an upsert", "retract": "a retract"}
 STAGING = "twophase_staging"
@@ -78,7 +78,7 @@ class Postgres(Sink):
         self._by_slots = False
         self.staging_conn_id = staging_conn_id
         self.staging_schema = staging_schema
-        self.target = Table.parse(self.table)
+        self.target = TableName.parse(self.table)
         fit.check_declared(self._named, conn_id, self._mode, slot_column, staging_schema)
 
     def config(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class Postgres(Sink):
         schema = staging_table.schema_of(frame)
         columns = self.open(key, sink, handle, schema)
         ready = staging_table.converted(frame, columns)
-        staging_table.load(_which(key, sink), ready, self._staging_conn_id, Table(*handle["staging"]))
+        staging_table.load(_which(key, sink), ready, self._staging_conn_id, TableName(*handle["staging"]))
         return self.seal(key, sink, handle, schema, columns)
 
     def open(self, key: Key, sink: str, handle: Json, schema: Schema) -> Columns:
@@ -276,12 +276,12 @@ class Postgres(Sink):
                 kind = columns[rows.column][0] if rows.column in columns else None
                 slot_rows.check_column(cursor, _which(key, sink), rows.column, kind, rows.slot.text)
             checkpoint = key.checkpoint_id if self.attach else None
-            staging_table.create(cursor, Table(*handle["staging"]), columns, checkpoint)
+            staging_table.create(cursor, TableName(*handle["staging"]), columns, checkpoint)
         return columns
 
     def seal(self, key: Key, sink: str, handle: Json, schema: Schema, columns: Columns) -> Json:
         """Look at what was loaded: types, keys, how many rows; return the manifest's summary."""
-        which, table = _which(key, sink), Table(*handle["staging"])
+        which, table = _which(key, sink), TableName(*handle["staging"])
         hit("stage.written")
         with database.committed(self._staging_conn_id) as cursor:
             staging_table.finish(cursor, which, table, columns, self.key)
@@ -304,7 +304,7 @@ class Postgres(Sink):
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
         """Seal the staging table; raise ManifestMismatch unless it has the parts that the manifest says."""
-        table = Table(*handle["staging"])
+        table = TableName(*handle["staging"])
         with self._looking() as cursor:
             database.make_durable(cursor)
             if strange := seal.seal(cursor, table, self.target, self._expected(cursor, key, manifest)):
@@ -346,11 +346,11 @@ class Postgres(Sink):
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
         """Return what an attempt staged; of a changelog the changes themselves."""
-        return Rows(self.conn_id, Place(Table(*handle["staging"])), manifest["schema"])
+        return PostgresRows(self.conn_id, RowSelection(TableName(*handle["staging"])), manifest["schema"])
 
     def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - likewise
         """Return the rows whose keys are staged, or that are the slot's, as they are and as they would be."""
-        table, rows, then = Table(*handle["staging"]), SlotRows.of(handle), None
+        table, rows, then = TableName(*handle["staging"]), SlotRows.of(handle), None
         if rows is None and self.mode not in BY_KEY:
             return None
         schema = [column for column in manifest["schema"] if column[0] != CHANGE]
@@ -363,19 +363,19 @@ class Postgres(Sink):
                 now, then = staging_table.changing(
                     cursor, table, self.target, key=self.key, columns=names, mode=self.mode
                 )
-        after = Rows(self.conn_id, Place(table, instead=then), schema, "after")
+        after = PostgresRows(self.conn_id, RowSelection(table, instead=then), schema, "after")
         if there is None:
             return after.nothing(), after
         known = [column for column in schema if column[0] in there]
-        return Rows(self.conn_id, Place(self.target, where=now), known, "before"), after
+        return PostgresRows(self.conn_id, RowSelection(self.target, where=now), known, "before"), after
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def _promoter(self, key: Key, handle: Json, manifest: Json) -> Promoter:
+    def _promoter(self, key: Key, handle: Json, manifest: Json) -> PostgresPromoter:
         mode = self._mode
         if by_checkpoint(self.mode, handle):  # to replace a slot's rows is to append its next revision
             mode = replace(mode, name="append")
-        return Promoter(self.conn_id, mode, key, handle, manifest)
+        return PostgresPromoter(self.conn_id, mode, key, handle, manifest)
 
     @property
     def _mode(self) -> Mode:
@@ -408,7 +408,7 @@ class Postgres(Sink):
     def remove(self, left: Attempt) -> None:
         """Remove one of those."""
         with self._looking() as cursor:
-            staging_table.drop(cursor, Table(self.staging_schema, left.path))
+            staging_table.drop(cursor, TableName(self.staging_schema, left.path))
 
     @contextmanager
     def _looking(self) -> Iterator[Any]:
@@ -471,7 +471,7 @@ class Postgres(Sink):
             raise Swept(msg)
         with self._looking() as cursor:
             mine = self._held(cursor).mine(output)
-        return Rows(self.conn_id, Place(self.target, where=mine), output.manifest["schema"], "committed")
+        return PostgresRows(self.conn_id, RowSelection(self.target, where=mine), output.manifest["schema"], "committed")
 
     def check_readable(self, outputs: Sequence[Output] = ()) -> None:
         """Raise ConfigError unless rows say whose they are."""

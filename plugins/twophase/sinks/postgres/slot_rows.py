@@ -18,7 +18,7 @@ from twophase.core.errors import BadValue, ConfigError
 from twophase.core.slots import Slot
 from twophase.sinks.postgres import history, staging_table
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
@@ -54,7 +54,7 @@ class SlotRows(NamedTuple):
         moment = slot.start.isoformat() if slot.start and _TIMES.fullmatch(kind) else slot.text
         return sql.SQL("{} {} {}").format(column, equals.get(self.column, sql.SQL("=")), sql.Literal(moment))
 
-    def where(self, cursor: Any, table: Table) -> Composable:  # noqa: ANN401 - a cursor
+    def where(self, cursor: Any, table: TableName) -> Composable:  # noqa: ANN401 - a cursor
         """Return the condition for these rows of a table that is there."""
         from psycopg2 import sql
 
@@ -98,7 +98,7 @@ class SlotRows(NamedTuple):
         found = cursor.fetchone()[0]
         return None if found == self.slot.text else f"expected a key as the column spells it, {found!r}"
 
-    def check_staged(self, cursor: Any, which: str, table: Table, kind: str) -> None:  # noqa: ANN401 - a cursor
+    def check_staged(self, cursor: Any, which: str, table: TableName, kind: str) -> None:  # noqa: ANN401 - a cursor
         """Raise BadValue if a staged row is not the slot's: a later run of the slot would not find it."""
         from psycopg2 import sql
 
@@ -124,7 +124,7 @@ class SlotRows(NamedTuple):
 
     # --- beside other slots ------------------------------------------------------------------------------------------
 
-    def shared(self, cursor: Any, markers: Table, key: Key, target: Table) -> str | None:  # noqa: ANN401 - a cursor
+    def shared(self, cursor: Any, markers: TableName, key: Key, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
         """Say which promoted slot has a part of this one's rows; None: none has.
 
         Those that are promoted share nothing, so the last one that begins before this one's end tells.
@@ -148,7 +148,7 @@ class SlotRows(NamedTuple):
             return None
         return f"slot {self.slot.text!r} overlaps {other.text!r}, which is in {target}; a row must be one slot's"
 
-    def lock(self, cursor: Any, key: Key, target: Table) -> None:  # noqa: ANN401 - a cursor
+    def lock(self, cursor: Any, key: Key, target: TableName) -> None:  # noqa: ANN401 - a cursor
         """Let one promotion at a time look for others and commit; they apply their rows side by side."""
         history.lock(cursor, "slots", key.pipeline, target)
 

@@ -20,7 +20,7 @@ from twophase.core.manifest import Column, Schema
 from twophase.sinks.postgres import column_types, jdbc_load
 from twophase.sinks.postgres.column_types import Loading
 from twophase.storage import database, spark_messages
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 from twophase.storage.spark_paths import quoted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _AWAY = re.compile(
 _NO_WHEEL = re.compile(r"No module named '(adbc_driver_\w+)'")
 
 
-class Staged(NamedTuple):
+class StagedParts(NamedTuple):
     """What is in a staging table: its parts, and their rows."""
 
     parts: tuple[tuple[int, int], ...]
@@ -52,16 +52,16 @@ class Staged(NamedTuple):
         """Return how many rows there are."""
         return sum(rows for _, rows in self.parts)
 
-    def digest(self, table: Table) -> str:
+    def digest(self, table: TableName) -> str:
         """Return what stands for the whole: the table's name is one attempt's own."""
         import xxhash
 
         return xxhash.xxh3_64_hexdigest(repr((str(table), self.parts)).encode())
 
 
-def parts_of(table: Table) -> Table:
+def parts_of(table: TableName) -> TableName:
     """Return where the parts of a staging table are counted."""
-    return Table(table.schema, f"{table.name}_parts")
+    return TableName(table.schema, f"{table.name}_parts")
 
 
 # --- in the driver ---------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def tables(cursor: Any, schema: str, prefix: str) -> list[str]:  # noqa: ANN401 
     return [row[0] for row in cursor.fetchall()]
 
 
-def create(cursor: Any, table: Table, columns: Columns, checkpoint: int | None) -> None:  # noqa: ANN401 - a cursor
+def create(cursor: Any, table: TableName, columns: Columns, checkpoint: int | None) -> None:  # noqa: ANN401 - a cursor
     """Make the staging table; with `checkpoint` it can become a partition of the target."""
     from psycopg2 import sql
 
@@ -178,7 +178,7 @@ def converted(frame: DataFrame, columns: Columns) -> DataFrame:
     return frame.select(*(convert(name, postgres, how) for name, (postgres, how) in columns.items()))
 
 
-def load(which: str, frame: DataFrame, conn_id: str, table: Table) -> None:
+def load(which: str, frame: DataFrame, conn_id: str, table: TableName) -> None:
     """Let the executors load every partition; the connection's password goes to them over Spark's own channel.
 
     Where one of them lacks the ADBC wheel, Spark's JDBC writer does it.
@@ -215,7 +215,7 @@ def _explained(which: str, error: Exception) -> Exception:
     return error
 
 
-def net(table: Table, columns: Sequence[str], sign: str) -> Composable:
+def net(table: TableName, columns: Sequence[str], sign: str) -> Composable:
     """Return the rows that a changelog adds (`sign` is >) or takes back (<) in the end; its order does not matter."""
     from psycopg2 import sql
 
@@ -228,8 +228,8 @@ def net(table: Table, columns: Sequence[str], sign: str) -> Composable:
 
 def changing(  # noqa: PLR0913 - what is staged, and where it goes
     cursor: Any,  # noqa: ANN401 - a cursor
-    table: Table,
-    target: Table,
+    table: TableName,
+    target: TableName,
     *,
     key: Sequence[str],
     columns: Sequence[str],
@@ -248,7 +248,7 @@ def changing(  # noqa: PLR0913 - what is staged, and where it goes
     return now, then
 
 
-def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+def finish(cursor: Any, which: str, table: TableName, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     """Give the loaded columns their own types, and see that every key is there once."""
     import psycopg2
     from psycopg2 import errors, sql
@@ -278,7 +278,7 @@ def finish(cursor: Any, which: str, table: Table, columns: Columns, key: Sequenc
         raise BadValue(msg) from error
 
 
-def _check_key(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+def _check_key(cursor: Any, which: str, table: TableName, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     from psycopg2 import errors, sql
 
     _check_nulls(cursor, which, table, key)
@@ -295,7 +295,7 @@ def _check_key(cursor: Any, which: str, table: Table, key: Sequence[str]) -> Non
         raise BadValue(msg) from error
 
 
-def _check_nulls(cursor: Any, which: str, table: Table, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+def _check_nulls(cursor: Any, which: str, table: TableName, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     from psycopg2 import sql
 
     nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
@@ -310,7 +310,7 @@ def _shown(key: Sequence[str], row: Sequence[Any]) -> str:
     return ", ".join(f"{name} {value!r}"[:100] for name, value in zip(key, row, strict=False))
 
 
-def _check_changes(cursor: Any, which: str, table: Table, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+def _check_changes(cursor: Any, which: str, table: TableName, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
     """See that every change has a meaning, every key is there, and one row of each key is left."""
     from psycopg2 import sql
 
@@ -330,7 +330,7 @@ def _check_changes(cursor: Any, which: str, table: Table, columns: Columns, key:
         raise BadValue(msg)
 
 
-def look(cursor: Any, table: Table) -> Staged | None:  # noqa: ANN401 - a cursor
+def look(cursor: Any, table: TableName) -> StagedParts | None:  # noqa: ANN401 - a cursor
     """Return what is in a staging table; None: it is not there."""
     from psycopg2 import sql
 
@@ -338,15 +338,15 @@ def look(cursor: Any, table: Table) -> Staged | None:  # noqa: ANN401 - a cursor
     if not cursor.fetchone()[0]:
         return None
     cursor.execute(sql.SQL("SELECT part, rows FROM {} ORDER BY part").format(parts_of(table).sql))
-    return Staged(tuple((part, rows) for part, rows in cursor.fetchall()))
+    return StagedParts(tuple((part, rows) for part, rows in cursor.fetchall()))
 
 
-def _names(table: Table) -> tuple[str, str]:
+def _names(table: TableName) -> tuple[str, str]:
     """Return both tables as to_regclass reads them; their names need no quotes inside."""
     return f'"{table.schema}"."{table.name}"', f'"{table.schema}"."{parts_of(table).name}"'
 
 
-def drop(cursor: Any, table: Table) -> None:  # noqa: ANN401 - a cursor
+def drop(cursor: Any, table: TableName) -> None:  # noqa: ANN401 - a cursor
     """Remove a staging table and the count of its parts, if they are there, with all that was made of them.
 
     Anybody who sees the schema can make a view on a table, which would keep it from being dropped.
@@ -356,7 +356,7 @@ def drop(cursor: Any, table: Table) -> None:  # noqa: ANN401 - a cursor
     cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}, {} CASCADE").format(table.sql, parts_of(table).sql))
 
 
-def equals(cursor: Any, table: Table) -> dict[str, Composable]:  # noqa: ANN401 - a cursor
+def equals(cursor: Any, table: TableName) -> dict[str, Composable]:  # noqa: ANN401 - a cursor
     """Return the operator by which values of a column are the same, where its type is not PostgreSQL's own.
 
     Our sessions find PostgreSQL's operators only; by those a `citext` would be compared as a text.
@@ -398,7 +398,7 @@ def schema_of(frame: DataFrame) -> Schema:
 class Loader:
     """Loads one partition of a frame, in one transaction with its row in the parts; its text shows no password."""
 
-    def __init__(self, dsn: str, table: Table) -> None:
+    def __init__(self, dsn: str, table: TableName) -> None:
         """Name the database and the staging table."""
         self._dsn = dsn
         self._table = table

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from twophase.core.checkpoint import Key
 from twophase.sinks.postgres import demands, staging_table
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 
 class Made(NamedTuple):
@@ -21,7 +21,7 @@ class Made(NamedTuple):
     indexed: str | None = None
 
 
-def create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a cursor
+def create(cursor: Any, target: TableName, made: Made) -> None:  # noqa: ANN401 - a cursor
     """Make the target, or add the columns that are new; of checkpoints that are promoted at once one does."""
     from psycopg2 import sql
 
@@ -38,7 +38,7 @@ def create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a 
             cursor.execute(add.format(target.sql, sql.Identifier(name), sql.SQL(kind)))
 
 
-def _create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a cursor
+def _create(cursor: Any, target: TableName, made: Made) -> None:  # noqa: ANN401 - a cursor
     from psycopg2 import sql
 
     lines = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in made.columns.items()]
@@ -52,7 +52,7 @@ def _create(cursor: Any, target: Table, made: Made) -> None:  # noqa: ANN401 - a
         cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(target.sql, sql.Identifier(made.indexed)))
 
 
-def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa: ANN401 - a cursor
+def attach(cursor: Any, target: TableName, staged: TableName, key: Key) -> None:  # noqa: ANN401 - a cursor
     """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
     from psycopg2 import sql
 
@@ -70,7 +70,7 @@ def attach(cursor: Any, target: Table, staged: Table, key: Key) -> None:  # noqa
     cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(named.sql, told))
 
 
-def fit(cursor: Any, oid: int, staged: Table) -> None:  # noqa: ANN401 - a cursor
+def fit(cursor: Any, oid: int, staged: TableName) -> None:  # noqa: ANN401 - a cursor
     """Give a staging table what a partition has to have like its table: columns, NOT NULL and CHECK.
 
     What it has already is left alone, so it may be repeated, and comes to nothing if the target has not changed since.
@@ -101,16 +101,16 @@ def fit(cursor: Any, oid: int, staged: Table) -> None:  # noqa: ANN401 - a curso
         cursor.execute(sql.SQL("ALTER TABLE {} {}").format(staged.sql, sql.SQL(", ").join(changes)))
 
 
-def partition_name(staged: Table) -> Table:
+def partition_name(staged: TableName) -> TableName:
     """Return what a staging table is called once it is a partition: as private to its attempt as it was before.
 
     No other table has the name, whatever the target's is and however it is cut. It is none of a staging table any more:
     detached one day, it is nothing to sweep.
     """
-    return Table(staged.schema, f"p{staged.name.removeprefix('s')}")
+    return TableName(staged.schema, f"p{staged.name.removeprefix('s')}")
 
 
-def partition_of(cursor: Any, target: Table, checkpoint_id: int) -> Table | None:  # noqa: ANN401 - a cursor
+def partition_of(cursor: Any, target: TableName, checkpoint_id: int) -> TableName | None:  # noqa: ANN401 - a cursor
     """Return the partition that holds a checkpoint's rows."""
     cursor.execute(
         "SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
@@ -120,4 +120,4 @@ def partition_of(cursor: Any, target: Table, checkpoint_id: int) -> Table | None
         (*target, f"FOR VALUES IN ('{checkpoint_id}')"),
     )
     row = cursor.fetchone()
-    return Table(*row) if row else None
+    return TableName(*row) if row else None

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Output
 from twophase.sinks.postgres import history, staging_table
-from twophase.sinks.postgres.promotion import MARKERS, Mode, Promoter
+from twophase.sinks.postgres.promotion import MARKERS, Mode, PostgresPromoter
 from twophase.sinks.postgres.slot_rows import SlotRows, by_checkpoint
 from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database
-from twophase.storage.database import Table
+from twophase.storage.database import TableName
 
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Held:
     """The target, as one session sees it."""
 
-    def __init__(self, cursor: Any, target: Table, mode: Mode) -> None:  # noqa: ANN401 - a cursor
+    def __init__(self, cursor: Any, target: TableName, mode: Mode) -> None:  # noqa: ANN401 - a cursor
         """Name the table, and how rows get into it."""
         self.cursor = cursor
         self.target = target
@@ -45,7 +45,7 @@ class Held:
         rows = SlotRows.of(output.handle)
         return rows.where(self.cursor, self.target) if rows else None
 
-    def differences(self, output: Output, promoter: Promoter) -> Iterator[str]:
+    def differences(self, output: Output, promoter: PostgresPromoter) -> Iterator[str]:
         """Compare a committed revision with its marker, its own rows by number, upserted ones by key."""
         from psycopg2 import sql
 
@@ -64,7 +64,7 @@ class Held:
         if rows != output.manifest["rows"]:
             yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"
 
-    def _keys(self, output: Output, promoter: Promoter) -> Iterator[str]:
+    def _keys(self, output: Output, promoter: PostgresPromoter) -> Iterator[str]:
         """Compare the keys that a checkpoint changed, as the history has them, with its rows and the table."""
         if not promoter.kept(self.cursor):
             return

@@ -63,7 +63,7 @@ def side(table: Path) -> Path:
     return table.with_name(f"{table.name}.twophase")
 
 
-class Place:
+class FilesPaths:
     """Where one attempt's output is, was, or will be."""
 
     storage: Storage = DISK

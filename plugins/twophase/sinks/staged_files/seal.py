@@ -12,10 +12,10 @@ from twophase.core.errors import ManifestMismatch, NoSpace
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Manifest, Schema
 from twophase.storage import disk
-from twophase.storage.base import Known, Storage, Target, Where
+from twophase.storage.base import FileFacts, Storage, Target, Where
 
 
-class Staging(Protocol):
+class StagingPaths(Protocol):
     """Where one attempt's output is staged, and its manifest goes."""
 
     key: Key
@@ -53,7 +53,7 @@ def prefix(key: Key, attempt: int) -> str:
     return f"part-r{key.revision}-a{attempt}"
 
 
-def seal(place: Staging, written: Written, known: Mapping[str, Known] | None = None) -> Json:
+def seal(place: StagingPaths, written: Written, known: Mapping[str, FileFacts] | None = None) -> Json:
     """Make what lies in the staging folder durable, and keep its manifest; return the manifest's summary.
 
     `known` is what the writers said of their files, where they did.
@@ -79,7 +79,7 @@ def seal(place: Staging, written: Written, known: Mapping[str, Known] | None = N
 
 
 @contextmanager
-def explained(place: Staging, sink: str) -> Iterator[None]:
+def explained(place: StagingPaths, sink: str) -> Iterator[None]:
     """Say in words that the storage is full."""
     try:
         yield
@@ -90,7 +90,7 @@ def explained(place: Staging, sink: str) -> Iterator[None]:
         raise
 
 
-def expect_output(place: Staging, sink: str) -> None:
+def expect_output(place: StagingPaths, sink: str) -> None:
     """Raise ManifestMismatch if a job of the user's own wrote nothing to the staging folder."""
     if not place.storage.has(place.staged):
         msg = (

@@ -25,7 +25,7 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.manifest import Manifest
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.staged_files import manifest_check
-from twophase.sinks.staged_files.layout import Place
+from twophase.sinks.staged_files.layout import FilesPaths
 from twophase.storage import disk
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ class Delivery:
     # --- where it stands ---------------------------------------------------------------------------------------------
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FilesPaths:
         """Return where the rows are staged."""
-        return Place(self.key, self.handle)
+        return FilesPaths(self.key, self.handle)
 
     def find(self) -> Promotion:
         """Say where it stands, without changing it; the committer is asked again before anything is called lost."""
@@ -229,7 +229,7 @@ class Delivery:
         if not file.rows:
             return
         which = f"subtask {number}: {type(sender).__name__}.send_values"
-        rows = Rows(self._rows(number, file, manifest))
+        rows = CountedRows(self._rows(number, file, manifest))
         try:
             sent = sender.send_values(rows, self.key.checkpoint_id, self._timestamp())
         except Exception as error:
@@ -273,7 +273,7 @@ class Delivery:
                     yield row
 
 
-class Rows:
+class CountedRows:
     """An iterator over rows that knows how many it has given."""
 
     def __init__(self, rows: Iterator[Row]) -> None:

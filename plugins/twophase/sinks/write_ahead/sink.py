@@ -25,7 +25,7 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.files.sink import Files
-from twophase.sinks.staged_files.layout import ATTEMPT, Place, side
+from twophase.sinks.staged_files.layout import ATTEMPT, FilesPaths, side
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.sinks.write_ahead.committers import CheckpointCommitter, Mark, declared
 from twophase.sinks.write_ahead.delivery import ID, REVISION, Delivery, Row, Sends
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from twophase.core.checkpoint import Json, Key, Output
     from twophase.core.manifest import Column
-    from twophase.row_queries.duckdb_rows import Relation
+    from twophase.row_queries.duckdb_rows import DuckDBRows
 
 log = logging.getLogger("twophase")
 
@@ -279,7 +279,7 @@ class WriteAhead(Sink):
             )
             raise ManifestMismatch(msg)
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> Relation:
+    def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
         """Return what an attempt staged, for audits."""
         return self._log.staged(key, handle, manifest)
 
@@ -305,7 +305,7 @@ class WriteAhead(Sink):
             delivery = self._delivery(key, handle, manifest)
         except (ConfigError, ImportError) as error:
             return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
-        if not Place(key, handle).reachable:
+        if not FilesPaths(key, handle).reachable:
             return delivery.find()
         if closed := self._closed(key, handle):
             return delivery.remember(closed)
@@ -380,7 +380,7 @@ class WriteAhead(Sink):
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with what the committer remembers; what the system holds only that can tell."""
         delivery = self._delivery(output.key, output.handle, output.manifest, output.attempt)
-        if self.committer.forgets and not Place(output.key, output.handle).staged.exists():
+        if self.committer.forgets and not FilesPaths(output.key, output.handle).staged.exists():
             return  # swept, and so forgotten
         with delivery.committer as committer:
             for subtask in delivery.pending():
