@@ -19,7 +19,7 @@ from benchmarks.harness import Figure, Findings, Measure, Series, interleave, me
 from benchmarks.place import Place
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from airflow_server import AirflowServer
+from support.servers.airflow import AirflowServer
 
 NOTHING = """
 from airflow.sdk import DAG, BaseOperator

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import create_engine, text
 
+from support.servers.postgres import FASTER, administer, database, open_folder
 from twophase.committer.record import PostgresRecord, connect
 from twophase.committer.upgrade import upgrade
 from twophase.local import postgres
@@ -21,7 +19,7 @@ from twophase.local import postgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from s3_server import S3Server
+    from support.servers.s3 import S3Server
 
 #: Where Airflow would put a configuration of its own, should a test import it.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="twophase-airflow-home-"))
@@ -40,26 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(str(together)))
 
 
-def open_folder(prefix: str) -> Path:
-    """Make a temporary folder that other accounts may enter: run as root, PostgreSQL works as one of them."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    folder.chmod(0o755)
-    return folder
-
-
-#: What is written survives the death of any process all the same; only the machine's own must not happen.
-FASTER = ("ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET full_page_writes = off", "SELECT pg_reload_conf()")
-
-
-def administer(dsn: str, *statements: str) -> None:
-    """Run statements that want no transaction."""
-    engine = create_engine(dsn, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        for statement in statements:
-            connection.execute(text(statement))
-    engine.dispose()
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """Start PostgreSQL once; return the DSN of a database with an empty record, the template of every test's own."""
@@ -76,16 +54,6 @@ def server() -> Iterator[str]:
         environment.setenv("TWOPHASE_HOME", str(home))
         postgres.stop()
     shutil.rmtree(home)
-
-
-@contextmanager
-def database(server: str) -> Iterator[str]:
-    """Make a database with an empty record; drop it at the end."""
-    name = f"test_{uuid.uuid4().hex}"
-    place = server.rpartition("/")[0]
-    administer(f"{place}/postgres", f"CREATE DATABASE {name} TEMPLATE template_record STRATEGY file_copy")
-    yield f"{place}/{name}"
-    administer(f"{place}/postgres", f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -124,7 +92,7 @@ def home(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Start Spark once."""
-    from spark_session import local_session
+    from support.servers.spark import local_session
 
     session = local_session()
     yield session
@@ -134,15 +102,15 @@ def spark() -> Iterator[SparkSession]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start to build the S3 server early, if any test is going to need it."""
     if any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items):
-        import s3_server
+        from support.servers.s3 import build
 
-        s3_server.build()
+        build()
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """Start an S3 server once."""
-    from s3_server import serving
+    from support.servers.s3 import serving
 
     with serving() as server:
         yield server

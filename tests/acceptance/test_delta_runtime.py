@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 from benchmarks.delta import RUNTIME
-from factories import SCHEMA, Row
-from lake_cases import rows, stage
-from spark_session import CHEAP
+from support.pipelines.factories import SCHEMA, Row
+from support.servers.spark import CHEAP
+from support.sinks.log_table_outputs import rows, stage
 from twophase.core.manifest import Column
 from twophase.sinks import Delta
 

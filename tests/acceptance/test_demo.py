@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import open_folder
+from support.servers.postgres import open_folder
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from sqlalchemy import text
 
-from conftest import open_folder
+from support.servers.postgres import open_folder
 from twophase import Pipeline, audits
 from twophase.committer.record import PostgresRecord
 

@@ -87,13 +87,13 @@ RIGHT = "Receipted"
 @pytest.mark.timeout(900)
 def test_a_sink_that_breaks_a_promise_fails_the_case_that_is_named_for_it(tmp_path: Path) -> None:
     (tmp_path / "sqlite_sink.py").write_text(blocks()["sqlite_sink.py"], encoding="utf-8")
-    for name in ("wrong_sinks.py", "wrong_sinks_cases.py"):
-        shutil.copy(Path(__file__).parents[1] / "contract" / name, tmp_path)
+    for name in ("wrong_sinks.py", "wrong_sinks_contract.py"):
+        shutil.copy(Path(__file__).parents[1] / "support" / "sinks" / name, tmp_path)
     chosen = {f"Test{sink}::{case}" for sink, case in (*WRONG.items(), *((RIGHT, case) for case in WRONG.values()))}
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", "--rootdir", "."]
 
     done = subprocess.run(
-        [*command, *(f"wrong_sinks_cases.py::{case}" for case in sorted(chosen))],
+        [*command, *(f"wrong_sinks_contract.py::{case}" for case in sorted(chosen))],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_server import AirflowServer
+from support.servers.airflow import AirflowServer
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from airflow_cases import Case
-from airflow_server import AirflowServer, eventually
+from support.pipelines.airflow_case import Case
+from support.servers.airflow import AirflowServer, eventually
 from twophase.local.cluster import Cluster
 from twophase.spark.submit import find_spark_home
 

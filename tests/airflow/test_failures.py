@@ -13,8 +13,8 @@ import uuid
 import psutil
 import pytest
 
-from airflow_cases import ASKING, Case, assert_names, said_by_page
-from airflow_server import AirflowServer, eventually
+from support.pipelines.airflow_case import ASKING, Case, assert_names, said_by_page
+from support.servers.airflow import AirflowServer, eventually
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 

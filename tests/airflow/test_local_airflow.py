@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_server import AirflowServer, eventually
+from support.servers.airflow import AirflowServer, eventually
 from twophase.local.client import ApiError
 
 pytestmark = pytest.mark.airflow

@@ -11,9 +11,9 @@ from html import unescape
 import pytest
 from sqlalchemy import make_url
 
-import showcase
-from api_server import FAB, ApiServer, folder
-from conftest import administer, database
+from support.pipelines import showcase
+from support.servers.api_server import FAB, ApiServer, folder
+from support.servers.postgres import administer, database
 from twophase.committer.record import PostgresRecord
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(600)]

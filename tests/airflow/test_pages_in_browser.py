@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-import showcase
-from airflow_server import AirflowServer
+from support.pipelines import showcase
+from support.servers.airflow import AirflowServer
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
 from twophase.local.client import ApiError

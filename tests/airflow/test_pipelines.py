@@ -12,8 +12,8 @@ import duckdb
 import pytest
 from sqlalchemy import text
 
-from airflow_cases import ASKING, CONF, Case, assert_names, partitioned
-from airflow_server import AirflowServer, eventually
+from support.pipelines.airflow_case import ASKING, CONF, Case, assert_names, partitioned
+from support.servers.airflow import AirflowServer, eventually
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from sqlalchemy import text
 
-from airflow_cases import Case
-from airflow_server import CANARY, AirflowServer
+from support.pipelines.airflow_case import Case
+from support.servers.airflow import CANARY, AirflowServer
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
-import campaigns
-from factories import visible
-from processes import Child, polls, start, stopped_at_end
+from support.faults.processes import Child, polls, start, stopped_at_end
+from support.pipelines import long_runs
+from support.pipelines.factories import visible
 from twophase.committer.record import PostgresRecord
 from twophase.core.states import State
 from twophase.maintenance import sweep, verify
@@ -54,12 +54,12 @@ def check_exactly_once(record: PostgresRecord, intervals: int, before: int, regu
         states = set(connection.execute(text("SELECT DISTINCT state FROM twophase.revision")).scalars())
     assert states <= {State.COMMITTED, State.SUPERSEDED, State.ABORTED}
     backfilled = Counter(row.slot[:10] for row in rows if row.kind == "backfill")
-    assert backfilled == Counter(str(campaigns.day(number)) for number in range(intervals))
+    assert backfilled == Counter(str(long_runs.day(number)) for number in range(intervals))
     ordinary = Counter(row.slot[:10] for row in rows if row.kind == "regular")
-    assert ordinary == Counter(str(campaigns.day(number)) for number in (*range(before), *regular))
+    assert ordinary == Counter(str(long_runs.day(number)) for number in (*range(before), *regular))
     expected = sorted(2 * number + i for number in (*range(intervals), *regular) for i in range(2))
     assert sorted(row["id"] for row in visible("lake/daily")) == expected
-    pipeline = campaigns.daily()
+    pipeline = long_runs.daily()
     list(sweep(record, pipeline))
     assert not [difference for difference in verify(record, pipeline) if difference]
 
@@ -70,17 +70,17 @@ def backfill(
     """Backfill intervals, of which some are committed already, while new ones are run; kill the backfill on the way."""
     random = Random(seed)
     new = range(intervals, intervals + regular)
-    campaigns.land_days(range(intervals + regular))
-    campaigns.run_days(range(before))
-    runs = start(campaigns.run_days, new, log=home / "runs.log")
+    long_runs.land_days(range(intervals + regular))
+    long_runs.run_days(range(before))
+    runs = start(long_runs.run_days, new, log=home / "runs.log")
     with stopped_at_end(runs):
         for number in range(kills):
-            work = start(campaigns.backfill_days, intervals, 2, log=home / f"backfill{number}.log")
+            work = start(long_runs.backfill_days, intervals, 2, log=home / f"backfill{number}.log")
             with stopped_at_end(work):
                 more = random.randint(1, max(1, intervals // kills))
                 if not killed_after(work, record, more, 300):
                     assert work.wait() == 0, work.said
-        last = start(campaigns.backfill_days, intervals, 2, log=home / "last.log")
+        last = start(long_runs.backfill_days, intervals, 2, log=home / "last.log")
         with stopped_at_end(last):
             assert last.wait(600) == 0, last.said
         assert runs.wait(300) == 0, runs.said
@@ -101,13 +101,13 @@ def test_a_backfill_of_a_year_that_is_killed_twenty_times(record: PostgresRecord
 def test_a_backfill_by_real_submissions_that_is_killed(record: PostgresRecord, home: Path) -> None:
     """Twelve spark-submits, and as many more as the kills cost; one dies with its runner."""
     intervals = 12
-    campaigns.land_days(range(intervals))
-    campaigns.run_days(range(3))
+    long_runs.land_days(range(intervals))
+    long_runs.run_days(range(3))
     for number in range(3):
-        work = start(campaigns.backfill_days, intervals, 2, "local[1]", log=home / f"backfill{number}.log")
+        work = start(long_runs.backfill_days, intervals, 2, "local[1]", log=home / f"backfill{number}.log")
         with stopped_at_end(work):
             assert killed_after(work, record, 2, 600), work.said
-    last = start(campaigns.backfill_days, intervals, 2, "local[1]", log=home / "last.log")
+    last = start(long_runs.backfill_days, intervals, 2, "local[1]", log=home / "last.log")
     with stopped_at_end(last):
         assert last.wait(900) == 0, last.said
 

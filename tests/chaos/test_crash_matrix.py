@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import lake_promises
-import scenarios
 from chaos import test_restored_record, test_sink_crashes
-from chaos.ways import WAYS
-from factories import land_words
-from processes import call
+from support.crashes import scenarios
+from support.crashes.replacement_ways import WAYS
+from support.faults.processes import call
+from support.pipelines.factories import land_words
+from support.sinks import log_table_promises
 from twophase.committer.record import PostgresRecord
 
 pytestmark = pytest.mark.chaos
@@ -44,7 +44,7 @@ def check(record: PostgresRecord, rows: list[dict[str, object]]) -> None:
 def test_every_failpoint_that_is_not_met_here_is_met_on_another_way() -> None:
     of_sinks = {point for kinds in test_sink_crashes.KINDS for point in test_sink_crashes.points(kinds)}
 
-    of_tables = set(lake_promises.POINTS)
+    of_tables = set(log_table_promises.POINTS)
     of_restored = set(test_restored_record.POINTS)
 
     met = {point for way in WAYS for point in way.points} | of_sinks | of_tables | of_restored

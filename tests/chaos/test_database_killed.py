@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-import scenarios
-from chaos import holding, replacing
-from conftest import open_folder
-from factories import Row, land_words, visible
-from processes import Child, polls, start, stopped_at_end
-from proxy import proxy
+from support.crashes import replacement_promises, replacements, scenarios
+from support.faults.lossy_proxy import proxy
+from support.faults.processes import Child, polls, start, stopped_at_end
+from support.pipelines.factories import Row, land_words, visible
+from support.servers.postgres import open_folder
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
 from twophase.local.record_access import open_record
@@ -221,17 +220,17 @@ def lose_of_each(how: str, function: Callable[[], None], home: Path, dsn: str, c
 def test_a_lost_commit_or_reply_of_a_replacement_is_found_out(
     how: str, once: bool, through: str, record: PostgresRecord, home: Path
 ) -> None:
-    replacing.land("words", 1)
-    replacing.run("words")
-    known = transactions(losing(how, ENOUGH, replacing.replace_first, home / "known.log", through))
+    replacements.land("words", 1)
+    replacements.run("words")
+    known = transactions(losing(how, ENOUGH, replacements.replace_first, home / "known.log", through))
     assert set(known) >= set(REPLACEMENT)
     last = {name: index for index, name in enumerate(known)}
     chosen = [last[name] for name in REPLACEMENT] if once else list(range(len(known) - 1))
 
-    lose_of_each(how, replacing.replace_first, home, through, chosen)
+    lose_of_each(how, replacements.replace_first, home, through, chosen)
 
-    assert holding.Recorded(record).decided == 2 + len(chosen)
-    holding.check_end(record)
+    assert replacement_promises.Recorded(record).decided == 2 + len(chosen)
+    replacement_promises.check_end(record)
 
 
 @pytest.mark.slow
@@ -243,13 +242,13 @@ def test_a_lost_commit_or_reply_of_an_adoption_is_found_out(
     index = 0
     while True:
         number = index + 1
-        replacing.land("days", number)
-        replacing.leave_a_folder(number)
-        child = losing(how, number, partial(replacing.run, "days", number), home / f"lost {index}.log", through)
+        replacements.land("days", number)
+        replacements.leave_a_folder(number)
+        child = losing(how, number, partial(replacements.run, "days", number), home / f"lost {index}.log", through)
         assert child.process.exitcode == 0, f"{how} of transaction {number}:\n{child.said}"
         index += 1
         if len(transactions(child)) <= number:
             break
 
     assert index > len(REPLACEMENT)
-    holding.check_end(record)
+    replacement_promises.check_end(record)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-import scenarios
-from factories import Row, land_words
-from processes import Child, call, polls, start, stopped_at_end
+from support.crashes import scenarios
+from support.faults.processes import Child, call, polls, start, stopped_at_end
+from support.pipelines.factories import Row, land_words
 from twophase.committer.record import PostgresRecord
 
 pytestmark = pytest.mark.chaos

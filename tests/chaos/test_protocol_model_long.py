@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model import LEASE, TO_THE_END, Action, Limits, random_schedule, replay
+from support.model.schedules import LEASE, TO_THE_END, Action, Limits, random_schedule, replay
 
 #: As in tests/unit/test_protocol_model.py.
 HELD = Limits()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-import scenarios
-from factories import land_words
-from processes import Child, context, start, stopped_at_end
+from support.crashes import scenarios
+from support.faults.processes import Child, context, start, stopped_at_end
+from support.pipelines.factories import land_words
 from twophase.committer.record import PostgresRecord
 
 pytestmark = pytest.mark.chaos

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from chaos import sinking
-from factories import SCHEMA, Row, counted
-from prestaging import Attempted, Rows, prestage
-from processes import PATIENCE, context, polls, start, stopped_at_end
+from support.crashes import several_sinks
+from support.faults.processes import PATIENCE, context, polls, start, stopped_at_end
+from support.pipelines.factories import SCHEMA, Row, counted
+from support.sinks.staged_rows import Attempted, Rows, prestage
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
@@ -37,7 +37,7 @@ Told = SimpleQueue[tuple[int, str]]
 def promote(kind: str, outputs: Iterable[Output], barrier: Barrier, told: Told) -> None:
     """Promote one output after the other, each when all others may too; tell how it went."""
     for number, output in enumerate(outputs):
-        sink = Sink.load(sinking.pipeline(kind).writes[kind].declaration())
+        sink = Sink.load(several_sinks.pipeline(kind).writes[kind].declaration())
         sink.join("words", kind)
         barrier.wait(PATIENCE)
         told.put((number, until_settled(sink, output)))
@@ -54,13 +54,13 @@ def until_settled(sink: Sink, output: Output) -> Outcome:
 
 
 def rows_of(number: int) -> list[Row]:
-    first = number * sinking.ROWS
-    return [{"id": first + i, "word": f"w{i % 7}", "frequency": i % 10} for i in range(sinking.ROWS)]
+    first = number * several_sinks.ROWS
+    return [{"id": first + i, "word": f"w{i % 7}", "frequency": i % 10} for i in range(several_sinks.ROWS)]
 
 
 def staged(kind: str, count: int) -> list[Output]:
     """Stage some checkpoints; return them as the record has them once they are decided."""
-    sink = sinking.pipeline(kind).writes[kind]
+    sink = several_sinks.pipeline(kind).writes[kind]
     sink.prepare()
     outputs = []
     for number in range(count):
@@ -88,13 +88,13 @@ def race(kind: str, home: Path, promoters: list[list[Output]]) -> list[tuple[int
 
 @pytest.fixture(autouse=True)
 def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", sinking.LOCAL)
+@pytest.mark.parametrize("kind", several_sinks.LOCAL)
 def test_two_racing_promoters_commit_once(kind: str, rounds: int, home: Path, record: PostgresRecord) -> None:
     outputs = staged(kind, rounds)
 
@@ -103,7 +103,7 @@ def test_two_racing_promoters_commit_once(kind: str, rounds: int, home: Path, re
     once = Counter({(number, outcome): 1 for number in range(rounds) for outcome in ("PROMOTED", "ALREADY_PROMOTED")})
     assert Counter((number, Outcome(outcome).name) for number, outcome in found) == once
     rows = [row for number in range(rounds) for row in rows_of(number)]
-    assert counted(sinking.held(kind)) == counted(sinking.expected(kind, rows))
+    assert counted(several_sinks.held(kind)) == counted(several_sinks.expected(kind, rows))
     with record.engine.connect() as connection:  # the target is in the same database here
         deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
         assert connection.execute(text(deadlocks)).scalar_one() == 0
@@ -118,4 +118,4 @@ def test_checkpoints_that_are_promoted_at_once_do_not_hinder_each_other(kind: st
 
     assert [Outcome(outcome) for _, outcome in found] == [Outcome.PROMOTED] * 4
     rows = [row for number in range(4) for row in rows_of(number)]
-    assert counted(sinking.held(kind)) == counted(rows)
+    assert counted(several_sinks.held(kind)) == counted(rows)

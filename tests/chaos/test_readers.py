@@ -15,9 +15,9 @@ import pandas as pd
 import polars as pl
 import pytest
 
-import scenarios
-from factories import land_words
-from processes import call, start, stopped_at_end
+from support.crashes import scenarios
+from support.faults.processes import call, start, stopped_at_end
+from support.pipelines.factories import land_words
 from twophase.core.settings import data_path
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from chaos import holding, replacing
-from chaos.ways import WAYS, Way
-from processes import call
+from support.crashes import replacement_promises, replacements
+from support.crashes.replacement_ways import WAYS, Way
+from support.faults.processes import call
 from twophase.committer.record import PostgresRecord
 from twophase.core.states import ENDED, State
 from twophase.storage import disk
@@ -60,7 +60,7 @@ class Crash:
     def __init__(self, way: Way, record: PostgresRecord, home: Path, number: int) -> None:
         self.way, self.record, self.home, self.number = way, record, home, number
         way.prepare(number)
-        self.before = holding.Recorded(record)
+        self.before = replacement_promises.Recorded(record)
 
     def die(self, failpoint: str, action: str) -> None:
         log = self.home / f"round {self.number}.log"
@@ -68,25 +68,25 @@ class Crash:
         assert died.hit(failpoint), f"{failpoint} was not reached:\n{died.said}"
         assert died.wait() == (1 if action == "raise" else -9), died.said
         self.check()
-        holding.check_as_of(self.record)
+        replacement_promises.check_as_of(self.record)
 
     def check(self) -> None:
-        holding.check_never_wrong(self.record, gap=not self.way.exchanges)
-        holding.check_story(self.record)
+        replacement_promises.check_never_wrong(self.record, gap=not self.way.exchanges)
+        replacement_promises.check_story(self.record)
 
     def recover_twice(self) -> None:
         """Recovery alone carries out what was decided; of what was not decided nothing is left.
 
         A sweep may come before it: what is not promoted yet is not dead, and what is replaced not yet superseded.
         """
-        replacing.sweep()
+        replacements.sweep()
         self.check()
-        holding.wait_for_lease(self.record)
+        replacement_promises.wait_for_lease(self.record)
         for _ in range(2):
-            replacing.recover()
+            replacements.recover()
             self.check()
-        holding.check_put_away(self.record)
-        left = holding.Recorded(self.record)
+        replacement_promises.check_put_away(self.record)
+        left = replacement_promises.Recorded(self.record)
         assert {State(row.state) for row in left.revisions.values()} <= ENDED
         if left.decided == self.before.decided and not self.way.decided:
             for pipeline in self.before.declared:
@@ -94,15 +94,15 @@ class Crash:
                 assert left.of(pipeline.name, State.COMMITTED).items() >= stood.items()
 
     def ask_again(self) -> None:
-        undone = holding.Recorded(self.record).decided < self.before.decided + self.way.decisions
+        undone = replacement_promises.Recorded(self.record).decided < self.before.decided + self.way.decisions
         if undone or not self.way.anew:
             self.way.go(self.number)
             self.check()
 
     def end(self) -> None:
         """Whoever decided, it was decided as often as it should be."""
-        holding.check_end(self.record, tombstones=not self.way.exchanges)
-        assert holding.Recorded(self.record).decided == self.before.decided + self.way.decisions
+        replacement_promises.check_end(self.record, tombstones=not self.way.exchanges)
+        assert replacement_promises.Recorded(self.record).decided == self.before.decided + self.way.decisions
 
 
 def _rounds(way: Way, point: str, *, usual: bool) -> list[Round]:
@@ -152,11 +152,11 @@ def test_a_sweep_that_dies_while_it_removes_something_leaves_it_to_the_next_one(
         disk._renameat2 = None
     way.prepare(1)
 
-    died = call(replacing.dying_while_removing, way.go, 1, log=home / "sweep.log")
+    died = call(replacements.dying_while_removing, way.go, 1, log=home / "sweep.log")
 
     assert died.wait() == -9, died.said
-    holding.check_never_wrong(record)
-    holding.check_end(record, tombstones=not way.exchanges)
+    replacement_promises.check_never_wrong(record)
+    replacement_promises.check_end(record, tombstones=not way.exchanges)
 
 
 @pytest.mark.parametrize("failpoint", ["adopt.before", "adopt.after"])
@@ -169,4 +169,4 @@ def test_a_folder_whose_adoption_died_and_was_given_up_is_no_difference(
 
     one.recover_twice()
 
-    holding.check_verified(record)
+    replacement_promises.check_verified(record)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-import scenarios
-from chaos import holding, replacing
-from processes import Child, start, stopped_at_end
+from support.crashes import replacement_promises, replacements, scenarios
+from support.faults.processes import Child, start, stopped_at_end
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import State
@@ -54,48 +53,48 @@ class Table:
         self.mode, self.record, self.home = mode, record, home
         if mode == "gap":
             disk._renameat2 = None
-        replacing.land("words", 1)
-        replacing.run("words")
+        replacements.land("words", 1)
+        replacements.run("words")
 
     def promoter(self, function: Callable[..., None], *arguments: Any, at: str | None = None, name: str) -> Child:
         """Start a process that stops at a point."""
         call: tuple[Any, ...] = (function, *arguments)
         failpoints = ""
         if at == EXCHANGE:
-            call = (replacing.stopping_before_the_exchange, *call)
+            call = (replacements.stopping_before_the_exchange, *call)
         elif at is not None:
             failpoint, _, nth = at.partition("@")
             failpoints = f"{failpoint}=stop@{nth or 1}"
         if self.mode == "gap":
-            call = (replacing.without_exchange, *call)
+            call = (replacements.without_exchange, *call)
         return start(scenarios.impatiently, *call, log=self.home / f"{name}.log", failpoints=failpoints)
 
     def decide(self) -> None:
         """Let a replacement be decided by a run that has died since."""
-        replacing.decided_only(replacing.replace, "words")
-        holding.wait_for_lease(self.record)
+        replacements.decided_only(replacements.replace, "words")
+        replacement_promises.wait_for_lease(self.record)
 
     def late(self, kind: str, at: str) -> Child:
         """Start the promoter that will be late: the run that decided, or a recovery."""
         if kind == "run":
-            return self.promoter(replacing.replace, "words", at=at, name="late")
+            return self.promoter(replacements.replace, "words", at=at, name="late")
         self.decide()
-        return self.promoter(replacing.recover, at=at, name="late")
+        return self.promoter(replacements.recover, at=at, name="late")
 
     def finish(self) -> None:
         """Let another promoter finish what is decided."""
-        holding.wait_for_lease(self.record)
-        replacing.recover()
+        replacement_promises.wait_for_lease(self.record)
+        replacements.recover()
 
     def sweep(self) -> None:
-        holding.let_retention_be_over(self.record)
-        replacing.sweep()
+        replacement_promises.let_retention_be_over(self.record)
+        replacements.sweep()
 
     @property
     def stands(self) -> int:
         """Return the revision that both tables show, whole."""
-        holding.check_never_wrong(self.record)
-        return holding.Recorded(self.record).of("words", State.COMMITTED)[1].revision
+        replacement_promises.check_never_wrong(self.record)
+        return replacement_promises.Recorded(self.record).of("words", State.COMMITTED)[1].revision
 
     def state(self) -> tuple[object, ...]:
         """Return what a late promoter must leave as it is: the tables, what lies beside them, and the whole record."""
@@ -105,10 +104,10 @@ class Table:
             "SELECT id, action FROM twophase.event ORDER BY id",
         )
         with self.record.engine.connect() as connection:
-            return holding.everything(), *(connection.execute(text(query)).fetchall() for query in queries)
+            return replacement_promises.everything(), *(connection.execute(text(query)).fetchall() for query in queries)
 
     def check_end(self) -> None:
-        holding.check_end(self.record, tombstones=self.mode == "gap")
+        replacement_promises.check_end(self.record, tombstones=self.mode == "gap")
 
 
 def ended_well(child: Child) -> None:
@@ -151,11 +150,11 @@ def test_a_promoter_that_wakes_after_its_replacement_was_finished_or_replaced_ch
     late = table.late(kind, point)
     with stopped_at_end(late):
         assert late.until_stopped(), f"{point} was not reached:\n{late.said}"
-        holding.check_never_wrong(record, gap=mode == "gap")
+        replacement_promises.check_never_wrong(record, gap=mode == "gap")
         table.finish()
         assert table.stands == 2
         if meanwhile != "nothing":
-            replacing.replace("words")
+            replacements.replace("words")
         if meanwhile == "swept":
             table.sweep()
         stood, before = table.stands, table.state()
@@ -165,7 +164,7 @@ def test_a_promoter_that_wakes_after_its_replacement_was_finished_or_replaced_ch
 
     assert table.state() == before
     assert table.stands == stood == (2 if meanwhile == "nothing" else 3)
-    holding.check_as_of(record)
+    replacement_promises.check_as_of(record)
     table.check_end()
 
 
@@ -187,7 +186,7 @@ def test_a_promoter_that_wakes_while_the_next_replacement_is_half_done_changes_n
         assert late.until_stopped(), f"{point} was not reached:\n{late.said}"
         table.finish()
         table.decide()
-        other = table.promoter(replacing.recover, at=halfway, name="other")
+        other = table.promoter(replacements.recover, at=halfway, name="other")
         with stopped_at_end(other):
             assert other.until_stopped(), other.said
             before = table.state()
@@ -211,20 +210,20 @@ def both_stopped(table: Table, pairs: list[tuple[str, str]]) -> None:
     for number, ((p, q), reverse) in enumerate(product(pairs, (False, True)), start=2):
         case = f"{p} {q}{' reversed' if reverse else ''}"
         table.decide()
-        a = table.promoter(replacing.recover, at=p, name=f"{case} a")
+        a = table.promoter(replacements.recover, at=p, name=f"{case} a")
         with stopped_at_end(a):
             assert a.until_stopped(), f"{case}: not reached:\n{a.said}"
-            b = table.promoter(replacing.recover, at=q, name=f"{case} b")
+            b = table.promoter(replacements.recover, at=q, name=f"{case} b")
             with stopped_at_end(b):
                 b.until_stopped()  # or it ends: what the other one has done it need not do
-                holding.check_never_wrong(table.record, gap=table.mode == "gap")
+                replacement_promises.check_never_wrong(table.record, gap=table.mode == "gap")
                 for child in (b, a) if reverse else (a, b):
                     if child.process.exitcode is None:
                         child.wake()
                     ended_well(child)
         assert table.stands == number, case
-        holding.check_once(table.record)
-    holding.check_as_of(table.record)
+        replacement_promises.check_once(table.record)
+    replacement_promises.check_as_of(table.record)
     table.check_end()
 
 

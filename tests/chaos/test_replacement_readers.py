@@ -23,8 +23,8 @@ import polars as pl
 import pytest
 
 import twophase
-from chaos import replacing
-from processes import context, start, stopped_at_end
+from support.crashes import replacements
+from support.faults.processes import context, start, stopped_at_end
 from twophase.core.settings import data_path
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Watch:
             words = {word for _, word in mine}
             assert len(words) == 1, f"{self.name} saw {words or 'nothing'} of checkpoint {checkpoint_id}"
             (word,) = words
-            whole = dict.fromkeys(((number, word) for number in replacing.ids(checkpoint_id)), 1)
+            whole = dict.fromkeys(((number, word) for number in replacements.ids(checkpoint_id)), 1)
             assert mine == whole, f"{self.name} saw of checkpoint {checkpoint_id}: {mine}"
             revision = int(word.removeprefix("r"))
             assert revision >= self.last[checkpoint_id], f"{self.name} saw {word} after r{self.last[checkpoint_id]}"
@@ -133,12 +133,12 @@ def watch(
     once for every two reads.
     """
     for number in range(1, checkpoints + 1):
-        replacing.land("words", number)
-        replacing.run("words")
+        replacements.land("words", number)
+        replacements.run("words")
     watches = [Watch(name, reader, checkpoints, gap=gap) for name, reader in readers.items()]
     pace = context.Semaphore(0) if paced else None
-    work: tuple[Any, ...] = (replacing.replace_in_turn, tuple(range(1, checkpoints + 1)), times, pace)
-    writer = start(*((replacing.without_exchange, *work) if gap else work), log=home / "writer.log")
+    work: tuple[Any, ...] = (replacements.replace_in_turn, tuple(range(1, checkpoints + 1)), times, pace)
+    writer = start(*((replacements.without_exchange, *work) if gap else work), log=home / "writer.log")
     with stopped_at_end(writer):
         while writer.process.exitcode is None:
             for each in watches:
@@ -172,10 +172,10 @@ def test_spark_sees_the_old_or_the_new_revision_whole(home: Path, spark: SparkSe
 
 def test_what_was_replaced_is_read_as_of_its_time_while_others_come(home: Path) -> None:
     for number in (1, 2):
-        replacing.land("words", number)
-        replacing.run("words")
-    first = Counter((number, "r1") for checkpoint_id in (1, 2) for number in replacing.ids(checkpoint_id))
-    writer = start(replacing.replace_in_turn, (1, 2), 20, log=home / "writer.log")
+        replacements.land("words", number)
+        replacements.run("words")
+    first = Counter((number, "r1") for checkpoint_id in (1, 2) for number in replacements.ids(checkpoint_id))
+    writer = start(replacements.replace_in_turn, (1, 2), 20, log=home / "writer.log")
     reads = failed = 0
     with stopped_at_end(writer):
         while writer.process.exitcode is None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-import scenarios
-from chaos import holding, replacing
-from chaos.ways import WAYS, Way
-from processes import start, stopped_at_end
+from support.crashes import replacement_promises, replacements, scenarios
+from support.crashes.replacement_ways import WAYS, Way
+from support.faults.processes import start, stopped_at_end
 from twophase.committer.record import PostgresRecord
 from twophase.storage import disk
 
@@ -60,22 +59,22 @@ def test_a_run_that_wakes_after_another_took_its_revision_over_touches_nothing(
         assert zombie.until_stopped(), f"{failpoint} was not reached:\n{zombie.said}"
         other = start(scenarios.impatiently, way.go, 1, log=home / "other.log")
         assert other.wait() == 0, other.said
-        before = holding.everything(but=ITS_OWN)
-        stands = holding.Recorded(record).decided
+        before = replacement_promises.everything(but=ITS_OWN)
+        stands = replacement_promises.Recorded(record).decided
 
         zombie.wake()
         code = zombie.wait()
 
-    holding.check_never_wrong(record)
+    replacement_promises.check_never_wrong(record)
     if failpoint in NOT_OPENED and way.anew:  # it asks for a replacement, and that is a new one
         assert code == 0, zombie.said
-        assert holding.Recorded(record).decided == stands + 1
+        assert replacement_promises.Recorded(record).decided == stands + 1
     else:
         assert code == (0 if failpoint in NOT_OPENED | VOTED else 1), zombie.said
         assert code == 0 or "twophase.core.errors.Fenced: " in zombie.said
-        assert holding.everything(but=ITS_OWN) == before
-    holding.check_as_of(record)
-    holding.check_end(record)
+        assert replacement_promises.everything(but=ITS_OWN) == before
+    replacement_promises.check_as_of(record)
+    replacement_promises.check_end(record)
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------
@@ -99,10 +98,10 @@ def test_a_sweep_that_wakes_after_more_was_replaced_removes_nothing_of_that(
     with stopped_at_end(late):
         assert late.until_stopped(), f"{failpoint} was not reached:\n{late.said}"
         for checkpoint_id in (1, 2):
-            replacing.replace("words", checkpoint_id)
-        replacing.sweep()
-        replacing.replace("words")
-        holding.check_as_of(record)
+            replacements.replace("words", checkpoint_id)
+        replacements.sweep()
+        replacements.replace("words")
+        replacement_promises.check_as_of(record)
 
         late.wake()
         code = late.wait()
@@ -111,6 +110,6 @@ def test_a_sweep_that_wakes_after_more_was_replaced_removes_nothing_of_that(
         assert code == 0 or "StoreUnavailable" in late.said, late.said
     else:
         assert code == 0, late.said
-    holding.check_never_wrong(record)
-    holding.check_as_of(record)
-    holding.check_end(record, tombstones=not way.exchanges)
+    replacement_promises.check_never_wrong(record)
+    replacement_promises.check_as_of(record)
+    replacement_promises.check_end(record, tombstones=not way.exchanges)

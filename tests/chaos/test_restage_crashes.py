@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos import sinking
-from chaos.holding import wait_for_lease
 from chaos.test_sink_crashes import expect_in_order, points, recover
-from factories import Row, counted, land_words
-from processes import call, start, stopped_at_end
+from support.crashes import several_sinks
+from support.crashes.replacement_promises import wait_for_lease
+from support.faults.processes import call, start, stopped_at_end
+from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 
 pytestmark = pytest.mark.chaos
@@ -59,7 +59,7 @@ ADOPTING = frozenset({"attached", "delta", "iceberg"})
 @pytest.fixture(autouse=True)
 def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
-    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
 
 
@@ -69,29 +69,29 @@ class Decided:
     def __init__(self, kinds: str, record: PostgresRecord, home: Path, *, replacing: bool = False) -> None:
         self.kinds, self.record, self.home = kinds, record, home
         self.first, log = land_words(files=2), home / "decided.log"
-        assert call(sinking.run, kinds, log=home / "first.log").wait() == 0
+        assert call(several_sinks.run, kinds, log=home / "first.log").wait() == 0
         second = land_words(files=2, start=2)
         if replacing:
-            assert call(sinking.run, kinds, log=home / "second.log").wait() == 0
-            assert call(sinking.replace, kinds, 2, log=log, failpoints="commit.after=kill").wait() == -9
+            assert call(several_sinks.run, kinds, log=home / "second.log").wait() == 0
+            assert call(several_sinks.replace, kinds, 2, log=log, failpoints="commit.after=kill").wait() == -9
         else:
-            assert call(sinking.run, kinds, log=log, failpoints="commit.after=kill").wait() == -9
+            assert call(several_sinks.run, kinds, log=log, failpoints="commit.after=kill").wait() == -9
         wait_for_lease(record)
         #: What a sink may show of the second one: nothing of what is decided, that, or what is staged again.
         self.possible: dict[str, list[Row]] = {
             "nothing": second if replacing else [],
-            "old": sinking.revised(second, 2) if replacing else second,
-            "mended": sinking.mended(second),
+            "old": several_sinks.revised(second, 2) if replacing else second,
+            "mended": several_sinks.mended(second),
         }
 
     def shown(self) -> dict[str, str]:
         """Return what each sink shows of the second one, whole."""
-        return {kind: self._shown(kind) for kind in sinking.split(self.kinds)}
+        return {kind: self._shown(kind) for kind in several_sinks.split(self.kinds)}
 
     def _shown(self, kind: str) -> str:
-        there = counted(sinking.held(kind))
+        there = counted(several_sinks.held(kind))
         for name, rows in self.possible.items():
-            if there == counted(sinking.expected(kind, [*self.first, *rows])):
+            if there == counted(several_sinks.expected(kind, [*self.first, *rows])):
                 return name
         return f"neither: {sorted(there)}"
 
@@ -99,7 +99,7 @@ class Decided:
         """Recover; then stage again what is lost, if anything; then all is there, and in order."""
         wait_for_lease(self.record)
         recover(self.kinds, self.home)
-        again = call(sinking.restage, self.kinds, log=self.home / "again.log")
+        again = call(several_sinks.restage, self.kinds, log=self.home / "again.log")
         assert again.wait() == 0, again.said
         assert set(self.shown().values()) <= {"old", "mended"}
         expect_in_order(self.kinds, self.record, self.home)
@@ -120,7 +120,7 @@ def test_a_restage_that_dies_anywhere_leaves_the_old_rows_or_the_new_whole_and_o
 ) -> None:
     one = Decided(kinds, record, home)
 
-    crashed = call(sinking.restage, kinds, log=home / "crash.log", failpoints=f"{failpoint}={action}")
+    crashed = call(several_sinks.restage, kinds, log=home / "crash.log", failpoints=f"{failpoint}={action}")
 
     assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
     assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
@@ -145,10 +145,10 @@ def test_a_promoter_that_wakes_after_a_restage_brings_nothing_in_beside_it(
     # One that gets further than it should dies there: nobody takes back what it has shown.
     then = "" if failpoint in SHOWN else ",promote.visible=kill"
     log, told = home / "zombie.log", f"{failpoint}=stop{then}"
-    zombie = start(sinking.impatiently, sinking.recover, kind, log=log, failpoints=told)
+    zombie = start(several_sinks.impatiently, several_sinks.recover, kind, log=log, failpoints=told)
     with stopped_at_end(zombie):
         assert zombie.until_stopped(), f"{failpoint} was not reached:\n{zombie.said}"
-        restaged = call(sinking.impatiently, sinking.restage, kind, log=home / "restage.log")
+        restaged = call(several_sinks.impatiently, several_sinks.restage, kind, log=home / "restage.log")
         before = one.shown()[kind]
         voted = is_voted_for(record, kind, attempt=2)
 

@@ -12,12 +12,12 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
-from backups import Backups
-from chaos import sinking
-from chaos.holding import wait_for_lease
-from factories import Row, counted, land_words
-from processes import call
-from scenarios import check_story, looking
+from support.crashes import several_sinks
+from support.crashes.replacement_promises import wait_for_lease
+from support.crashes.scenarios import check_story, looking
+from support.faults.backups import Backups
+from support.faults.processes import call
+from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.maintenance import verify
@@ -69,9 +69,9 @@ class Story:
             self.land()
         elif what == "replace" and (newest := self.newest()):
             latest = newest if "upserted" in self.kinds else self.random.randint(1, newest)
-            self.go(sinking.replace, latest, dies=self.random.random() < 0.5)
+            self.go(several_sinks.replace, latest, dies=self.random.random() < 0.5)
         else:
-            way = sinking.recover if what == "recover" else sinking.run
+            way = several_sinks.recover if what == "recover" else several_sinks.run
             self.go(way, dies=self.random.random() < 0.5)
 
     def newest(self) -> int | None:
@@ -82,7 +82,7 @@ class Story:
 
     def reconcile(self) -> None:
         for dies in (True, False):
-            self.go(sinking.reconcile, dies=dies and self.random.random() < 0.5)
+            self.go(several_sinks.reconcile, dies=dies and self.random.random() < 0.5)
 
 
 #: What a process of these may say when it ends: somebody was there before, or a forgotten attempt left its manifest.
@@ -103,7 +103,7 @@ def cases() -> list[object]:
 @pytest.fixture(autouse=True)
 def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOPHASE_LEASE", "0.3")
-    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
 
 
@@ -113,7 +113,7 @@ def test_dumped_killed_and_restored_at_random_every_record_is_there_once(
 ) -> None:
     story = Story(seed, kinds, record, dsn, home)
     story.land()
-    story.go(sinking.run, dies=False)
+    story.go(several_sinks.run, dies=False)
     for _ in range(2):
         for _ in range(story.random.randint(0, STEPS)):
             story.step()
@@ -125,13 +125,13 @@ def test_dumped_killed_and_restored_at_random_every_record_is_there_once(
     story.land()
 
     for _ in range(3):  # a forgotten attempt's manifest may stand in the way of the first
-        story.go(sinking.drain, dies=False)
+        story.go(several_sinks.drain, dies=False)
 
     story.backups.engine.dispose()
-    for kind in sinking.split(kinds):
-        found = [{**row, "word": row["word"].partition(" ")[0]} for row in sinking.held(kind)]
+    for kind in several_sinks.split(kinds):
+        found = [{**row, "word": row["word"].partition(" ")[0]} for row in several_sinks.held(kind)]
         assert counted(found) == counted(story.rows), kind
-    assert [found for found in verify(record, sinking.pipeline(kinds)) if found] == []
+    assert [found for found in verify(record, several_sinks.pipeline(kinds)) if found] == []
     with looking(record) as connection:
         check_story(connection)
         assert connection.execute(text("SELECT behind FROM twophase.pipeline")).scalar() is None

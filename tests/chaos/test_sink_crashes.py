@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-import scenarios
-from chaos import sinking
-from chaos.holding import let_retention_be_over, wait_for_lease
-from factories import Row, counted, land_words
-from processes import call
+from support.crashes import scenarios, several_sinks
+from support.crashes.replacement_promises import let_retention_be_over, wait_for_lease
+from support.faults.processes import call
+from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import ENDED
@@ -37,9 +36,9 @@ TAKEN = frozenset({"promote.taken"})
 RECEIPTED = frozenset({"promote.receipt"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
 LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
-ALL = "+".join(sinking.LOCAL)
+ALL = "+".join(several_sinks.LOCAL)
 KINDS = (
-    *(kind for kind in sinking.DECLARED if kind != "files"),
+    *(kind for kind in several_sinks.DECLARED if kind != "files"),
     *("files+postgres", "postgres+delta", "files+iceberg", "files+sent", ALL),
 )
 #: Sinks that become visible subtask by subtask.
@@ -62,27 +61,27 @@ FEW = {
 #: What was sent cannot be taken back.
 REPLACEABLE = (
     *(kinds for kinds in KINDS if "sent" not in kinds),
-    "+".join(kind for kind in sinking.LOCAL if kind != "sent"),
-    *(f"{kinds}{sinking.BY_SLOTS}" for kinds in ("replaced", "upserted", "files+replaced")),
+    "+".join(kind for kind in several_sinks.LOCAL if kind != "sent"),
+    *(f"{kinds}{several_sinks.BY_SLOTS}" for kinds in ("replaced", "upserted", "files+replaced")),
 )
 #: What `make test` meets of their replacements, killed.
 FEW_REPLACED = {"postgres": "promote.applied", "delta": "promote.visible"}
 HANDING_OVER = ("hand_over.before", "hand_over.inside")
 #: More than a checkpoint comes to here.
 REVISIONS = 4
-WAYS = {"abort": sinking.fail, "recover": sinking.recover, "sweep": sinking.sweep}
+WAYS = {"abort": several_sinks.fail, "recover": several_sinks.recover, "sweep": several_sinks.sweep}
 
 
 def points(kinds: str) -> list[str]:
     """Return what a pipeline into these comes by."""
-    parts = set(sinking.split(kinds))
+    parts = set(several_sinks.split(kinds))
     met = {
         STAGED_AS_FILES: parts & {"files", "sent", *LAKES},
         CHECKED: parts & {"files", *LAKES},
         TAKEN: parts & {"files"},
         RECEIPTED: parts & {"files", "sent", *LAKES},
-        POSTGRES_ONLY: parts & set(sinking.TABLES),
-        frozenset({"vote.tried"}): parts & sinking.TRIED,
+        POSTGRES_ONLY: parts & set(several_sinks.TABLES),
+        frozenset({"vote.tried"}): parts & several_sinks.TRIED,
         frozenset({"promote.durable"}): parts - {"sent"},
         scenarios.SENDING: parts & {"sent"},
     }
@@ -112,7 +111,7 @@ def _target(request: pytest.FixtureRequest, home: Path, dsn: str, monkeypatch: p
     if "s3" in request.node.callspec.params["kinds"]:
         request.getfixturevalue("s3")
     monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
-    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
 
 
@@ -121,28 +120,30 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
     kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
 ) -> None:
     rows = land_words(files=2)
-    assert call(sinking.run, kinds, log=home / "first.log").wait() == 0
+    assert call(several_sinks.run, kinds, log=home / "first.log").wait() == 0
     first = list(rows)
     rows += land_words(files=2, start=2)
-    victim = WAYS.get(failpoint.partition(".")[0], sinking.run)
-    if victim is sinking.sweep:  # something dead to sweep: an attempt that another one replaced
-        call(sinking.run, kinds, log=home / "dead.log", failpoints="vote.before=kill")
-        call(sinking.run, kinds, log=home / "second.log")
+    victim = WAYS.get(failpoint.partition(".")[0], several_sinks.run)
+    if victim is several_sinks.sweep:  # something dead to sweep: an attempt that another one replaced
+        call(several_sinks.run, kinds, log=home / "dead.log", failpoints="vote.before=kill")
+        call(several_sinks.run, kinds, log=home / "second.log")
 
     crashed = call(victim, kinds, log=home / "crash.log", failpoints=f"{failpoint}={action}")
 
     assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
     assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
     for kind in kinds.split("+"):
-        there = counted(sinking.held(kind))
-        before, after = (counted(sinking.expected(kind, some)) for some in (first, rows))
+        there = counted(several_sinks.held(kind))
+        before, after = (counted(several_sinks.expected(kind, some)) for some in (first, rows))
         assert before <= there <= after if kind in BIT_BY_BIT else there in (before, after), kind
     recover(kinds, home)
-    drained = call(sinking.drain, kinds, log=home / "drain.log")
+    drained = call(several_sinks.drain, kinds, log=home / "drain.log")
     assert drained.wait() == 0, drained.said
     for kind in kinds.split("+"):
-        assert counted(sinking.held(kind)) == counted(sinking.expected(kind, rows)), kind
-        assert kind not in sinking.CONSTRAINED or sinking.seen(kind) == len(rows)  # of a trial nothing is left
+        assert counted(several_sinks.held(kind)) == counted(several_sinks.expected(kind, rows)), kind
+        assert kind not in several_sinks.CONSTRAINED or several_sinks.seen(kind) == len(
+            rows
+        )  # of a trial nothing is left
     expect_in_order(kinds, record, home)
 
 
@@ -150,18 +151,18 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
 def test_a_crash_anywhere_in_a_replacement_shows_one_revision_whole_in_every_sink(
     kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
 ) -> None:
-    by_slots = kinds.endswith(sinking.BY_SLOTS)
+    by_slots = kinds.endswith(several_sinks.BY_SLOTS)
     if by_slots:
-        first, second = sinking.land_days(1), sinking.land_days(2)
-        assert call(sinking.run_days, kinds, 1, 2, log=home / "days.log").wait() == 0
+        first, second = several_sinks.land_days(1), several_sinks.land_days(2)
+        assert call(several_sinks.run_days, kinds, 1, 2, log=home / "days.log").wait() == 0
     else:
         first, second = land_words(files=2), land_words(files=2, start=2)
-        assert call(sinking.drain, kinds, log=home / "drain.log").wait() == 0
+        assert call(several_sinks.drain, kinds, log=home / "drain.log").wait() == 0
 
     def shown() -> set[int]:
-        return {revision_shown(kind, first, second, by_slots=by_slots) for kind in sinking.split(kinds)}
+        return {revision_shown(kind, first, second, by_slots=by_slots) for kind in several_sinks.split(kinds)}
 
-    crashed = call(sinking.replace, kinds, 2, log=home / "crash.log", failpoints=f"{failpoint}={action}")
+    crashed = call(several_sinks.replace, kinds, 2, log=home / "crash.log", failpoints=f"{failpoint}={action}")
 
     assert crashed.hit(failpoint), f"{failpoint} was not reached:\n{crashed.said}"
     assert crashed.wait() == (-9 if action == "kill" else 1), crashed.said
@@ -170,7 +171,7 @@ def test_a_crash_anywhere_in_a_replacement_shows_one_revision_whole_in_every_sin
     recover(kinds, home)
     decided = committed_revision(record)
     assert shown() == {decided}
-    again = call(sinking.replace, kinds, 2, log=home / "again.log")
+    again = call(several_sinks.replace, kinds, 2, log=home / "again.log")
     assert again.wait() == 0, again.said
     latest = committed_revision(record)
     assert latest > decided
@@ -185,18 +186,18 @@ def test_a_table_whose_handing_over_is_killed_is_one_pipelines_and_said_again_it
 ) -> None:
     if kinds == "upserted":  # a table of files that has checkpoints stays where it is
         land_words(files=2)
-    assert call(sinking.run, kinds, log=home / "first.log").wait() == 0
-    sink = sinking.pipeline(kinds).sinks[kinds]
+    assert call(several_sinks.run, kinds, log=home / "first.log").wait() == 0
+    sink = several_sinks.pipeline(kinds).sinks[kinds]
 
-    killed = call(sinking.hand_over, kinds, "terms", log=home / "killed.log", failpoints=f"{failpoint}=kill")
+    killed = call(several_sinks.hand_over, kinds, "terms", log=home / "killed.log", failpoints=f"{failpoint}=kill")
 
     assert killed.hit(failpoint), killed.said
     named = "words" if failpoint == "hand_over.before" else "terms"
     assert sink.owner() == named
-    old = call(sinking.run, kinds, log=home / "old.log")
+    old = call(several_sinks.run, kinds, log=home / "old.log")
     assert old.wait() == (0 if named == "words" else 1)
     assert ("belongs to pipeline 'terms'" in old.said) == (named == "terms")
-    again = call(sinking.hand_over, kinds, "terms", log=home / "again.log")
+    again = call(several_sinks.hand_over, kinds, "terms", log=home / "again.log")
     assert again.wait() == 0, again.said
     assert sink.owner() == "terms"
     with record.engine.connect() as connection:
@@ -206,10 +207,10 @@ def test_a_table_whose_handing_over_is_killed_is_one_pipelines_and_said_again_it
 
 def revision_shown(kind: str, first: list[Row], second: list[Row], *, by_slots: bool) -> int:
     """Return which revision of the second checkpoint a reader of a sink finds: whole, and beside the first one."""
-    there = counted(sinking.held(kind))
+    there = counted(several_sinks.held(kind))
     for revision in range(1, REVISIONS + 1):
-        rows = first + sinking.revised(second, revision)
-        if there == counted(sinking.expected(kind, rows, by_slots=by_slots)):
+        rows = first + several_sinks.revised(second, revision)
+        if there == counted(several_sinks.expected(kind, rows, by_slots=by_slots)):
             return revision
     pytest.fail(f"{kind} shows no revision whole: {sorted(there)}")
 
@@ -225,14 +226,14 @@ def committed_revision(record: PostgresRecord) -> int:
 def recover(kinds: str, home: Path) -> None:
     """Finish what is left; once more finds nothing to do."""
     for number in (1, 2):
-        assert call(sinking.recover, kinds, log=home / f"recover{number}.log").wait() == 0
+        assert call(several_sinks.recover, kinds, log=home / f"recover{number}.log").wait() == 0
 
 
 def expect_in_order(kinds: str, record: PostgresRecord, home: Path) -> None:
     """Expect that all has ended, is as it was recorded, and that nothing dead is left when retention is over."""
     let_retention_be_over(record)
-    assert call(sinking.sweep, kinds, log=home / "sweep.log").wait() == 0
-    declared = sinking.pipeline(kinds)
+    assert call(several_sinks.sweep, kinds, log=home / "sweep.log").wait() == 0
+    declared = several_sinks.pipeline(kinds)
     with record.transaction() as tx:
         assert {revision.state for revision in tx.unfinished("words")} <= ENDED
     assert not any(verify(record, declared))

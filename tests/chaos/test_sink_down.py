@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos import sinking
-from chaos.targets import Server
-from commands import listed, twophase
-from factories import counted, land_words
+from support.crashes import several_sinks
+from support.pipelines.commands import listed, twophase
+from support.pipelines.factories import counted, land_words
+from support.servers.target import Server
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
 
 pytestmark = pytest.mark.chaos
 
 #: What stops with the target database: its tables, and what has its catalog in it.
-DOWN = {*sinking.TABLES, "iceberg"}
+DOWN = {*several_sinks.TABLES, "iceberg"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def server_of_target() -> Iterator[Server]:
 def target(server_of_target: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     server_of_target.become_target(monkeypatch)
     monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
-    monkeypatch.setenv(sinking.CATALOG, "dwh")
+    monkeypatch.setenv(several_sinks.CATALOG, "dwh")
     return server_of_target
 
 
@@ -40,7 +40,7 @@ def decide(kinds: str) -> None:
     """Take a checkpoint to its commit point, and no further."""
     failpoints.configure("commit.after=raise")
     with pytest.raises(FailpointError):
-        sinking.run(kinds)
+        several_sinks.run(kinds)
     failpoints.configure("")
 
 
@@ -50,12 +50,12 @@ def decide(kinds: str) -> None:
         "files+postgres",
         "files+iceberg",
         pytest.param("postgres+delta", marks=pytest.mark.slow),
-        pytest.param("+".join(sinking.LOCAL), marks=pytest.mark.slow, id="all"),
+        pytest.param("+".join(several_sinks.LOCAL), marks=pytest.mark.slow, id="all"),
     ],
 )
 def test_a_sink_that_is_down_delays_only_itself_and_is_finished_by_recover(kinds: str, target: Server) -> None:
     rows = land_words(files=2)
-    sinking.run(kinds)
+    several_sinks.run(kinds)
     rows += land_words(files=2, start=2)
     decide(kinds)
     down, up = (sorted(found) for found in (DOWN & set(kinds.split("+")), set(kinds.split("+")) - DOWN))
@@ -65,7 +65,7 @@ def test_a_sink_that_is_down_delays_only_itself_and_is_finished_by_recover(kinds
 
     assert left.exit_code == 0, left.output
     for kind in up:
-        assert counted(sinking.held(kind)) == counted(rows), kind
+        assert counted(several_sinks.held(kind)) == counted(rows), kind
     found = listed("show", "words", "2")
     assert found["state"] == "COMMITTING"
     standing = {one["name"]: one for one in found["participants"]}
@@ -80,7 +80,7 @@ def test_a_sink_that_is_down_delays_only_itself_and_is_finished_by_recover(kinds
 
     assert listed("show", "words", "2")["state"] == "COMMITTED"
     for kind in kinds.split("+"):
-        assert counted(sinking.held(kind)) == counted(sinking.expected(kind, rows)), kind
+        assert counted(several_sinks.held(kind)) == counted(several_sinks.expected(kind, rows)), kind
     assert not any(one["pending"] for one in listed("show", "words", "2")["participants"])
     assert twophase("verify", "words").exit_code == 0
 
@@ -96,10 +96,10 @@ def test_a_connection_that_is_not_defined_here_delays_only_its_own_sink(
 
     assert twophase("recover", "words", "--wait").exit_code == 0
 
-    assert counted(sinking.held("files")) == counted(rows)
+    assert counted(several_sinks.held("files")) == counted(rows)
     shown = twophase("show", "words", "1").stdout
     assert "pending: connection dwh: not found" in shown, shown
     monkeypatch.setenv("AIRFLOW_CONN_DWH", connection)
     assert twophase("recover", "words", "--wait").exit_code == 0
-    assert counted(sinking.held("postgres")) == counted(rows)
+    assert counted(several_sinks.held("postgres")) == counted(rows)
     assert listed("show", "words", "1")["state"] == "COMMITTED"

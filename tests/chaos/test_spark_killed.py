@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import scenarios
-from factories import Row, land_words
-from processes import Child, polls, start, stopped_at_end
+from support.crashes import scenarios
+from support.faults.processes import Child, polls, start, stopped_at_end
+from support.pipelines.factories import Row, land_words
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos import sinking, strangers
-from factories import land_words
-from processes import start, stopped_at_end
+from support.crashes import several_sinks, strangers
+from support.faults.processes import start, stopped_at_end
+from support.pipelines.factories import land_words
 from twophase.committer.record import PostgresRecord
 from twophase.maintenance import verify
 
@@ -26,9 +26,9 @@ def test_checkpoints_stay_whole_among_strangers(
     rounds: int, record: PostgresRecord, dsn: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upserts, Delta and Iceberg with replacements, while others append, delete, optimize, vacuum and read."""
-    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     land_words(files=2)
-    sinking.run(strangers.KINDS)  # then every table is there
+    several_sinks.run(strangers.KINDS)  # then every table is there
     flag = home / "enough"
     others = [
         start(strangers.assist, flag, log=home / "assist.log"),
@@ -47,9 +47,9 @@ def test_checkpoints_stay_whole_among_strangers(
     said = others[-1].said.splitlines()
     assert [line for line in said if line.startswith("wrong")] == []
     assert [line for line in said if line.startswith("failed") and not GONE.search(line)] == []
-    pipeline = sinking.pipeline(strangers.KINDS)
+    pipeline = several_sinks.pipeline(strangers.KINDS)
     assert [found for found in verify(record, pipeline) if found and "rewritten or removed" not in str(found)] == []
     for kind in strangers.DEEDS:
-        found = [(row["id"], row["word"]) for row in sinking.held(kind)]
+        found = [(row["id"], row["word"]) for row in several_sinks.held(kind)]
         assert strangers.wrong(found) == []
-        assert len({number for number, _ in found if number >= 0}) == (1 + done["committed"]) * sinking.ROWS
+        assert len({number for number, _ in found if number >= 0}) == (1 + done["committed"]) * several_sinks.ROWS

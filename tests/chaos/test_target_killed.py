@@ -20,12 +20,12 @@ import pytest
 from adbc_driver_postgresql import dbapi as adbc
 from sqlalchemy import make_url, text
 
-from chaos import sinking
-from chaos.targets import Server, asked, session
-from factories import PreStaged, Row, counted, land_words
-from processes import polls
-from proxy import LOSE_COMMIT, LOSE_REPLY, Plan, proxy
-from statements import Watched, watching
+from support.crashes import several_sinks
+from support.faults.lossy_proxy import LOSE_COMMIT, LOSE_REPLY, Plan, proxy
+from support.faults.processes import polls
+from support.faults.statements import Watched, watching
+from support.pipelines.factories import PreStaged, Row, counted, land_words
+from support.servers.target import Server, asked, session
 from twophase import Pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
@@ -40,7 +40,7 @@ from twophase.storage import database
 
 pytestmark = pytest.mark.chaos
 
-KINDS = tuple(kind for kind in sinking.TABLES if kind not in sinking.CONSTRAINED)
+KINDS = tuple(kind for kind in several_sinks.TABLES if kind not in several_sinks.CONSTRAINED)
 REPLACEABLE = ("postgres", "attached", "replaced")
 EACH = pytest.mark.parametrize(
     "table",
@@ -74,13 +74,13 @@ class Table:
 
     @property
     def pipeline(self) -> Pipeline:
-        return sinking.pipeline(self.kind)
+        return several_sinks.pipeline(self.kind)
 
     def take(self, *, again: bool = False) -> str | None:
         """Take the next checkpoint through, or replace the last one; return why it waits for its promotion."""
         if again:
             self.replacements += 1
-            self.rows[-sinking.ROWS :] = self._renamed(self.rows[-sinking.ROWS :])
+            self.rows[-several_sinks.ROWS :] = self._renamed(self.rows[-several_sinks.ROWS :])
         else:
             self.rows += land_words(files=2, start=2 * self.checkpoints)
             self.checkpoints += 1
@@ -120,7 +120,7 @@ class Table:
         assert decided == self.checkpoints + self.replacements
         assert asked("SELECT count(*) FROM twophase_sinks.promoted") == [(decided,)]
         assert asked("SELECT tablename FROM pg_tables WHERE tablename ~ '^s_[0-9a-f]{8}_'") == []
-        assert counted(sinking.held(self.kind)) == counted(sinking.expected(self.kind, self.rows))
+        assert counted(several_sinks.held(self.kind)) == counted(several_sinks.expected(self.kind, self.rows))
         assert not any(verify(self.record, self.pipeline))
 
 
@@ -214,8 +214,8 @@ def plan(target: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
     url = make_url(target.dsn)
     assert url.port is not None
     with proxy(url.port, made) as port:
-        behind = os.environ[sinking.TARGET].replace(f":{url.port}/", f":{port}/")
-        monkeypatch.setenv(sinking.TARGET, behind)
+        behind = os.environ[several_sinks.TARGET].replace(f":{url.port}/", f":{port}/")
+        monkeypatch.setenv(several_sinks.TARGET, behind)
         monkeypatch.setenv("AIRFLOW_CONN_DWH", behind)
         yield made
 
@@ -258,15 +258,15 @@ def test_a_locked_table_is_promoted_later(table: Table, monkeypatch: pytest.Monk
     monkeypatch.setattr(database, "LOCK_TIMEOUT", "200ms")
     with session() as somebody:
         # Who may still look at the table stages; a lock that forbids that, too, is met before anything is recorded.
-        somebody.execute(f"LOCK TABLE {sinking.TABLES[table.kind]} IN SHARE ROW EXCLUSIVE MODE")
+        somebody.execute(f"LOCK TABLE {several_sinks.TABLES[table.kind]} IN SHARE ROW EXCLUSIVE MODE")
 
-        if table.kind in sinking.TRIED:
+        if table.kind in several_sinks.TRIED:
             with pytest.raises(SinkUnavailable, match="lock timeout; nothing was changed"):
                 table.take()
         else:
             assert "lock timeout" in (table.take() or "")
 
-    if table.kind in sinking.TRIED:
+    if table.kind in several_sinks.TRIED:
         assert table.run() is None
     table.settle()
 
@@ -280,7 +280,7 @@ def test_whoever_is_the_victim_of_a_deadlock_promotes_later(table: Table) -> Non
 
         def moment(what: str, _: Watched) -> None:
             if what == "after INSERT INTO" and not threads:
-                somebody.execute(f"LOCK TABLE {sinking.TABLES[table.kind]} IN ACCESS EXCLUSIVE MODE")
+                somebody.execute(f"LOCK TABLE {several_sinks.TABLES[table.kind]} IN ACCESS EXCLUSIVE MODE")
                 threads.append(Thread(target=somebody.execute, args=["LOCK TABLE twophase_sinks.promoted"]))
                 threads[0].start()
                 assert any(asked(WAITING) == [(1,)] for _ in polls(30))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos import sinking
-from factories import PreStaged, Row, counted, land_words
+from support.crashes import several_sinks
+from support.pipelines.factories import PreStaged, Row, counted, land_words
 from twophase import Pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.chaos
 
 #: What `make test` meets.
 FEW = ("postgres", "delta")
-KINDS = [pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow) for kind in sinking.LOCAL if kind != "sent"]
+KINDS = [
+    pytest.param(kind, marks=() if kind in FEW else pytest.mark.slow) for kind in several_sinks.LOCAL if kind != "sent"
+]
 
 
 class Decided:
@@ -41,7 +43,7 @@ class Decided:
 
     @property
     def pipeline(self) -> Pipeline:
-        found = sinking.pipeline(self.kind)
+        found = several_sinks.pipeline(self.kind)
         found.max_pending = 2
         return found
 
@@ -70,14 +72,14 @@ class Decided:
     def check(self) -> None:
         """All that was decided is there, once."""
         assert self.states() == {State.COMMITTED}
-        assert counted(sinking.held(self.kind)) == counted(sinking.expected(self.kind, self.rows))
+        assert counted(several_sinks.held(self.kind)) == counted(several_sinks.expected(self.kind, self.rows))
 
 
 @pytest.fixture(params=KINDS)
 def decided(
     request: pytest.FixtureRequest, home: Path, dsn: str, record: PostgresRecord, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Decided]:
-    monkeypatch.setenv(sinking.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
+    monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
     yield Decided(request.param, record)
     failpoints.configure("")

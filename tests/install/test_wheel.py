@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import open_folder
+from support.servers.postgres import open_folder
 from twophase import constraints
 
 ROOT = Path(__file__).parents[2]

@@ -9,12 +9,12 @@ from typing import Any
 import psycopg2
 import pytest
 
-import senders
+from support.sinks import senders
+from support.sinks.write_ahead_bench import Bench
 from twophase import committers
 from twophase.committer.record import PostgresRecord
 from twophase.committers import CheckpointCommitter
 from twophase.core import failpoints
-from write_ahead import Bench
 
 
 @pytest.fixture

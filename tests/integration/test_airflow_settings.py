@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import one_line_error, twophase
-from conftest import open_folder
+from support.pipelines.commands import one_line_error, twophase
+from support.servers.postgres import open_folder
 from twophase.local import airflow, postgres, supervisor
 
 PREFIXES = ("AIRFLOW", "_AIRFLOW", "TWOPHASE_")

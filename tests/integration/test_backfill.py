@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from commands import listed, one_line_error, twophase
-from factories import PreStaged, Row, land, land_words, visible, words_pipeline
+from support.pipelines.commands import listed, one_line_error, twophase
+from support.pipelines.factories import PreStaged, Row, land, land_words, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import AttemptFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from factories import PreStaged, Row, land, visible
+from support.pipelines.factories import PreStaged, Row, land, visible
 from twophase import Pipeline, Retention, sinks, sources
 from twophase.backfill import Backfill, Selection
 from twophase.committer import queries

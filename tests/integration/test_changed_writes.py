@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import text
 
 import twophase
-from commands import listed
-from commands import twophase as command
-from factories import PreStaged, land_words, visible, words_pipeline
+from support.pipelines.commands import listed
+from support.pipelines.commands import twophase as command
+from support.pipelines.factories import PreStaged, land_words, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
 from twophase.committer import upgrade
 from twophase.committer.record import PostgresRecord

@@ -17,9 +17,9 @@ import pytest
 import typer.main
 from sqlalchemy import make_url, text
 
-from commands import listed, one_line_error, twophase
-from conftest import open_folder
-from factories import PreStaged, land_words, words_pipeline
+from support.pipelines.commands import listed, one_line_error, twophase
+from support.pipelines.factories import PreStaged, land_words, words_pipeline
+from support.servers.postgres import open_folder
 from twophase.cli import app
 from twophase.cli.run import tail
 from twophase.committer.queries import COLUMNS

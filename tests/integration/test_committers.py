@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-import senders
-from processes import PATIENCE, call, polls, start, stopped_at_end
+from support.faults.processes import PATIENCE, call, polls, start, stopped_at_end
+from support.sinks import senders
 from twophase import committers
 from twophase.committers import CheckpointCommitter
 from twophase.core.errors import Busy, ConfigError, SinkUnavailable
@@ -222,7 +222,7 @@ def test_a_table_that_may_not_be_created_is_an_error_for_a_person(
     ("build", "named"),
     [
         (lambda: committers.Postgres(table="committed"), "expected `schema.name`"),
-        (lambda: declared("senders:NoSender"), "expected a subclass"),
+        (lambda: declared("support.sinks.senders:NoSender"), "expected a subclass"),
         (lambda: declared(17), "expected one of twophase.committers"),  # type: ignore[arg-type]
         (lambda: committers.Postgres(conn_id="nowhere").open(), "AIRFLOW_CONN_NOWHERE"),
     ],

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from factories import counted
-from lake_cases import rows, stage
-from lake_formats import DeltaFormat, opened
-from lake_promises import Promises
+from support.pipelines.factories import counted
+from support.sinks.log_table_outputs import rows, stage
+from support.sinks.log_table_promises import Promises
+from support.sinks.log_tables import DeltaFormat, opened
 from twophase.core.errors import ConfigError, Retryable
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from commands import listed, one_line_error, twophase
-from factories import SCHEMA, PreStaged, Row, land_words, words_pipeline
+from support.pipelines.commands import listed, one_line_error, twophase
+from support.pipelines.factories import SCHEMA, PreStaged, Row, land_words, words_pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError

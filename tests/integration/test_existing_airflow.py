@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 
-from commands import listed, twophase
+from support.pipelines.commands import listed, twophase
 from twophase.core import connections
 from twophase.core.errors import ConfigError, Unreachable
 from twophase.local import existing, postgres

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from commands import listed, twophase
-from factories import PreStaged, land_words, words_pipeline
+from support.pipelines.commands import listed, twophase
+from support.pipelines.factories import PreStaged, land_words, words_pipeline
 from twophase import Pipeline, sinks, sources
 from twophase.committer import upgrade
 from twophase.committer.record import PostgresRecord

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from factories import SCHEMA, stage_rows, visible
+from support.pipelines.factories import SCHEMA, stage_rows, visible
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome

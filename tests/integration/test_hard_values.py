@@ -14,9 +14,9 @@ import pytest
 from psycopg2.extras import RealDictCursor
 
 import twophase
-from conftest import database
-from factories import land
-from hard_values import LONG, ROWS, TEXTS, hard_rows, plain
+from support.pipelines.factories import land
+from support.servers.postgres import database
+from support.sinks.hard_values import LONG, ROWS, TEXTS, hard_rows, plain
 from twophase import Pipeline, sinks, sources
 from twophase.core.settings import data_path
 from twophase.sinks import Sender

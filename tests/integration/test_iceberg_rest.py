@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import rest_catalog
-from factories import counted
-from lake_cases import rows, stage
-from lake_formats import IcebergFormat
-from lake_promises import Promises
-from rest_catalog import CONN_ID
-from s3_server import losing_reply
+from support.pipelines.factories import counted
+from support.servers import iceberg_rest
+from support.servers.iceberg_rest import CONN_ID
+from support.servers.s3 import losing_reply
+from support.sinks.log_table_outputs import rows, stage
+from support.sinks.log_table_promises import Promises
+from support.sinks.log_tables import IcebergFormat
 from twophase.core.ports import Outcome
 from twophase.sinks import Iceberg
 
@@ -34,13 +34,13 @@ class RestFormat(IcebergFormat):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[int]:
-    with rest_catalog.serving() as port:
+    with iceberg_rest.serving() as port:
         yield port
 
 
 @pytest.fixture
 def form(server: int, monkeypatch: pytest.MonkeyPatch) -> RestFormat:
-    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", rest_catalog.connection(server))
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", iceberg_rest.connection(server))
     return RestFormat()
 
 
@@ -62,12 +62,12 @@ def test_a_commit_whose_reply_the_network_lost_is_there_once_and_whole(
     old.promote()
     commit = f"POST /v1/namespaces/{form.namespace}/tables/words ".encode()
     with losing_reply(server, commit) as (port, lost):
-        monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", rest_catalog.connection(port))
+        monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", iceberg_rest.connection(port))
         relayed = form.make("lake/words")
         new = stage(relayed, 1, 2, revision=2, older=old) if replacing else stage(relayed, 2)
         found = new.promote()
 
-    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", rest_catalog.connection(server))
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", iceberg_rest.connection(server))
     sink = form.make("lake/words")
     assert lost.is_set()
     assert found.outcome is Outcome.ALREADY_PROMOTED

@@ -16,11 +16,11 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
-from factories import SCHEMA, counted, write_attempt
-from iceberg_deletes import delete_positions, delete_values
-from lake_cases import Staged, rows, stage
-from lake_formats import CATALOG, IcebergFormat, table
-from lake_promises import DAYS, Promises
+from support.pipelines.factories import SCHEMA, counted, write_attempt
+from support.sinks.iceberg_deletes import delete_positions, delete_values
+from support.sinks.log_table_outputs import Staged, rows, stage
+from support.sinks.log_table_promises import DAYS, Promises
+from support.sinks.log_tables import CATALOG, IcebergFormat, table
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.manifest import Column

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from factories import PreStaged, land, land_words, words_pipeline
+from support.pipelines.factories import PreStaged, land, land_words, words_pipeline
 from twophase.committer import record as records
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.core.checkpoint import InputFile, Known, Run

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import psycopg2
 import pytest
 
-import conftest
-import postgres_roles
-from postgres_roles import Roles, session, sink, staged, url
+from support.servers import postgres
+from support.sinks import postgres_roles
+from support.sinks.postgres_roles import Roles, session, sink, staged, url
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome
@@ -139,7 +139,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Give the module a target with one committed checkpoint of two rows, on each version of the server."""
     with pytest.MonkeyPatch.context() as environment:
         if request.param == "18":
-            with conftest.database(request.getfixturevalue("server")) as dsn:
+            with postgres.database(request.getfixturevalue("server")) as dsn:
                 yield from _site(dsn, environment)
         else:
             with postgres_roles.server(request.param) as dsn:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import twophase
-from factories import PreStaged, Row, land_words, visible
+from support.pipelines.factories import PreStaged, Row, land_words, visible
 from twophase import Pipeline, sinks, sources
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
@@ -117,7 +117,7 @@ def test_each_commit_to_postgres_is_read_once_downstream(
 
 @pytest.mark.spark
 def test_rows_are_read_with_the_types_that_they_were_written_with(spark: Any, dsn: str) -> None:
-    from conftest import administer
+    from support.servers.postgres import administer
 
     administer(dsn, "CREATE TABLE public.words (uuid uuid, whole bigint, _checkpoint bigint NOT NULL)")
     land_words(rows=50)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from postgres_words import COLUMNS, Row, Words, words
+from support.sinks.postgres_table import COLUMNS, Row, Words, words
 from twophase.core.errors import BadValue, ConfigError
 from twophase.core.ports import Outcome
 

@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 from sqlalchemy.engine import make_url
 
-from conftest import administer
-from postgres_words import Words
+from support.servers.postgres import administer
+from support.sinks.postgres_table import Words
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome

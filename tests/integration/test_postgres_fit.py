@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 
-from conftest import administer
-from postgres_words import Words, words
-from prestaging import Attempted, Rows, prestage
+from support.servers.postgres import administer
+from support.sinks.postgres_table import Words, words
+from support.sinks.staged_rows import Attempted, Rows, prestage
 from twophase import sinks
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError, SinkUnavailable

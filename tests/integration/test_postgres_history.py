@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prestaging import Attempted, Rows, prestage
-from processes import polls
+from support.faults.processes import polls
+from support.sinks.staged_rows import Attempted, Rows, prestage
 from twophase import sinks
 from twophase.core import failpoints
 from twophase.core.checkpoint import Json, Key, Output

@@ -13,7 +13,7 @@ import psycopg2
 import pytest
 from sqlalchemy.engine import make_url
 
-from hard_values import ROWS, hard_rows
+from support.sinks.hard_values import ROWS, hard_rows
 from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError

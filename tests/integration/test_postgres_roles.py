@@ -8,9 +8,9 @@ from typing import Any
 import psycopg2
 import pytest
 
-import postgres_roles
-from conftest import administer
-from postgres_roles import Roles, sink, staged
+from support.servers.postgres import administer
+from support.sinks import postgres_roles
+from support.sinks.postgres_roles import Roles, sink, staged
 from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError

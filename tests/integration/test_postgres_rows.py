@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from commands import listed, one_line_error, twophase
-from factories import PreStaged, Row, land_words
+from support.pipelines.commands import listed, one_line_error, twophase
+from support.pipelines.factories import PreStaged, Row, land_words
 from twophase import Pipeline, audits, sinks, sources
 from twophase.audits import Audit, AuditContext
 from twophase.committer.record import PostgresRecord

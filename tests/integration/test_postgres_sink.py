@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import twophase
-from factories import land_words
+from support.pipelines.factories import land_words
 from twophase import Pipeline, sinks, sources
 from twophase.core import failpoints
 from twophase.core.checkpoint import Json, Key, Output
@@ -480,7 +480,7 @@ def test_a_value_that_the_target_cannot_hold_is_named_before_the_vote(  # noqa: 
 
 
 def test_a_checkpoint_that_cannot_be_taken_back_is_not_run_again(home: Any, target: Any) -> None:
-    from factories import PreStaged
+    from support.pipelines.factories import PreStaged
     from twophase.core.checkpoint import Run
     from twophase.runner import Runner
 
@@ -497,7 +497,7 @@ def test_a_checkpoint_that_cannot_be_taken_back_is_not_run_again(home: Any, targ
 
 
 def test_a_replacement_that_was_overtaken_is_not_committed(home: Any, target: Any) -> None:
-    from factories import PreStaged
+    from support.pipelines.factories import PreStaged
     from twophase.core.checkpoint import Run
     from twophase.core.errors import IllegalTransition
     from twophase.runner import Runner

@@ -12,9 +12,9 @@ import psycopg2
 import pytest
 
 import twophase
-from factories import PreStaged, land
-from factories import Row as Landed
-from prestaging import Attempted, Rows, prestage
+from support.pipelines.factories import PreStaged, land
+from support.pipelines.factories import Row as Landed
+from support.sinks.staged_rows import Attempted, Rows, prestage
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints

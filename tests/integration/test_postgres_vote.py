@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from factories import PreStaged, land
-from postgres_words import COLUMNS, KEYED, Words, words
+from support.pipelines.factories import PreStaged, land
+from support.sinks.postgres_table import COLUMNS, KEYED, Words, words
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints

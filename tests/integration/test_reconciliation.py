@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
 
-import scenarios
-from backups import Backups
-from chaos import sinking
-from chaos.holding import wait_for_lease
-from commands import listed, one_line_error, twophase
-from factories import PreStaged, Row, counted, land, land_words, numbered, visible, words_pipeline
+from support.crashes import scenarios, several_sinks
+from support.crashes.replacement_promises import wait_for_lease
+from support.faults.backups import Backups
+from support.pipelines.commands import listed, one_line_error, twophase
+from support.pipelines.factories import PreStaged, Row, counted, land, land_words, numbered, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
 from twophase.cli.decisions import standing
 from twophase.committer import queries
@@ -37,7 +36,7 @@ from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage.base import DISK
 
 #: Sinks of every kind, each holding what it has to.
-EVERY = "+".join(kind for kind in sinking.LOCAL if kind != "retracted")
+EVERY = "+".join(kind for kind in several_sinks.LOCAL if kind != "retracted")
 #: What `make chaos` tries beside the others.
 MORE_KINDS = ("upserted", "attached", "iceberg")
 
@@ -46,7 +45,7 @@ MORE_KINDS = ("upserted", "attached", "iceberg")
 def backups(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backups]:
     """Return the backups of a user whose sinks are all on this machine."""
     plain = dsn.replace("postgresql+psycopg2", "postgres")
-    monkeypatch.setenv(sinking.TARGET, plain)
+    monkeypatch.setenv(several_sinks.TARGET, plain)
     monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
     found = Backups(dsn)
     yield found
@@ -56,27 +55,27 @@ def backups(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
 
 def run(kinds: str, **more: Any) -> None:
     """Take one checkpoint through."""
-    with Runner(sinking.pipeline(kinds), PreStaged()) as runner:
+    with Runner(several_sinks.pipeline(kinds), PreStaged()) as runner:
         runner.run(**more)
 
 
 def look(record: PostgresRecord, kinds: str) -> Survey:
     """Ask what the record has forgotten."""
-    declared = sinking.pipeline(kinds)
+    declared = several_sinks.pipeline(kinds)
     return survey(record, declared, coordinator(record, declared))
 
 
 def apply(record: PostgresRecord, kinds: str) -> Survey:
     """Bring the record up to its sinks."""
-    declared = sinking.pipeline(kinds)
+    declared = several_sinks.pipeline(kinds)
     return reconcile(record, declared, coordinator(record, declared), "restored")[0]
 
 
 def check(record: PostgresRecord, kinds: str, rows: list[Row]) -> None:
     """Every row is in each sink once, and the record agrees."""
-    for kind in sinking.split(kinds):
-        assert counted(sinking.held(kind)) == counted(sinking.expected(kind, rows)), kind
-    assert [found for found in verify(record, sinking.pipeline(kinds)) if found] == []
+    for kind in several_sinks.split(kinds):
+        assert counted(several_sinks.held(kind)) == counted(several_sinks.expected(kind, rows)), kind
+    assert [found for found in verify(record, several_sinks.pipeline(kinds)) if found] == []
 
 
 def states(record: PostgresRecord, pipeline: str = "words") -> list[tuple[int, int, int | None, str]]:
@@ -156,9 +155,9 @@ def test_a_backup_of_any_moment_is_brought_up_to_all_that_came_after_it(
     backups.take()
     run(kinds)
     run(kinds)
-    sinking.replace(kinds, 2)
-    sinking.replace(kinds, 2)
-    rows = rows[:20] + sinking.revised(rows[20:], 3)
+    several_sinks.replace(kinds, 2)
+    several_sinks.replace(kinds, 2)
+    rows = rows[:20] + several_sinks.revised(rows[20:], 3)
     rows += land_words(files=2, start=4)
     run(kinds)
     before = states(record)
@@ -206,7 +205,7 @@ def test_what_reached_one_sink_reaches_the_other_too(
         with record.transaction() as tx:
             (parked,) = tx.unfinished("words")
         assert "staging table" in (parked.parked_reason or "")
-        with Runner(sinking.pipeline(kinds), PreStaged()) as runner:
+        with Runner(several_sinks.pipeline(kinds), PreStaged()) as runner:
             runner.restage(1, "its staging was lost")
     check(record, kinds, rows)
 
@@ -229,7 +228,7 @@ def test_what_was_staged_again_after_the_backup_is_found_by_its_later_attempt(
         run(kind)
     failpoints.configure("")
     backups.take()
-    with Runner(sinking.pipeline(kind), PreStaged(change=sinking.mended)) as runner:
+    with Runner(several_sinks.pipeline(kind), PreStaged(change=several_sinks.mended)) as runner:
         runner.restage(1, "mended", [kind])
     backups.restore()
     run(kind)
@@ -244,7 +243,7 @@ def test_what_was_staged_again_after_the_backup_is_found_by_its_later_attempt(
     apply(record, kind)
 
     assert states(record) == [(1, 1, 1, "COMMITTED")]
-    check(record, kind, sinking.mended(rows))
+    check(record, kind, several_sinks.mended(rows))
 
 
 def test_a_sink_that_cannot_be_asked_is_told_of_and_takes_back_nothing_that_it_said(
@@ -258,8 +257,8 @@ def test_a_sink_that_cannot_be_asked_is_told_of_and_takes_back_nothing_that_it_s
     backups.restore()
     with pytest.raises(RecordBehind, match="sink 'postgres' was given commit_seq 2"):
         run("postgres")
-    monkeypatch.setenv(sinking.TARGET, "postgres://nobody@127.0.0.1:1/nothing")
-    declared = sinking.pipeline("postgres")
+    monkeypatch.setenv(several_sinks.TARGET, "postgres://nobody@127.0.0.1:1/nothing")
+    declared = several_sinks.pipeline("postgres")
 
     with pytest.raises(RecordBehind, match="sink 'postgres' was given commit_seq 2"):
         check_known(coordinator(record, declared))
@@ -357,7 +356,7 @@ def test_slots_that_were_adopted_run_and_replaced_are_known_again(backups: Backu
         transform="word_count:copy",
         writes={"lake": sinks.Files("lake/days", slot_folder="dt={start:%Y-%m-%d}", adopt=True)},
     )
-    rows = sinking.land_days(1, 2, 3)
+    rows = several_sinks.land_days(1, 2, 3)
     old = data_path("lake/days/dt=2026-11-01")
     old.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist([{"id": 1, "word": "old", "frequency": 1}]), old / "old.parquet")
@@ -382,7 +381,7 @@ def test_slots_that_were_adopted_run_and_replaced_are_known_again(backups: Backu
         for slot in slots:
             runner.run(slot)
         assert states(record, "days") == before
-        rows += sinking.land_days(4)
+        rows += several_sinks.land_days(4)
         runner.run("2026-11-04/2026-11-05")
     now = queries_of(record, "SELECT * FROM twophase.claim ORDER BY checkpoint_id, part", without="shared")
     assert now[: len(owned)] == owned  # no other slot gets what one of these came to
@@ -412,8 +411,8 @@ def test_a_chain_is_reconciled_upstream_first_and_goes_on_where_it_was(
     rows += land_words(files=2, start=2)
     run("files")
     copy()
-    sinking.replace("files", 2)
-    rows = rows[:20] + sinking.revised(rows[20:], 2)
+    several_sinks.replace("files", 2)
+    rows = rows[:20] + several_sinks.revised(rows[20:], 2)
     stale = queries_of(record, "SELECT * FROM twophase.stale", without="replaced_at")
     assert [(row["pipeline"], row["checkpoint_id"]) for row in stale] == [("copies", 2)]
     backups.restore()
@@ -473,7 +472,7 @@ def test_nothing_is_swept_aborted_or_recovered_on_a_record_that_does_not_know(
     land_words(files=2, start=2)
     run("files")
     backups.restore()
-    declared = sinking.pipeline("files")
+    declared = several_sinks.pipeline("files")
 
     with pytest.raises(RecordBehind):
         list(sweep(record, declared))

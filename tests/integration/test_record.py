@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import make_url, text
 
-from conftest import administer
+from support.servers.postgres import administer
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register

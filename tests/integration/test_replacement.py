@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import twophase
-from factories import PreStaged, Row, land_words, visible, words_pipeline
+from support.pipelines.factories import PreStaged, Row, land_words, visible, words_pipeline
 from twophase import Pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Revision, Run

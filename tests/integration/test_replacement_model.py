@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from sqlalchemy import text
 
-from factories import PreStaged, Row, land_words, words_pipeline
+from support.pipelines.factories import PreStaged, Row, land_words, words_pipeline
 from twophase import committed_reads
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints

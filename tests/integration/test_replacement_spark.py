@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from factories import land, land_words, visible
+from support.pipelines.factories import land, land_words, visible
 from twophase import Pipeline, audits, committed_files, read_committed, run, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.settings import data_path

@@ -12,10 +12,10 @@ import psycopg2
 import pytest
 
 import twophase as library
-from commands import listed, twophase
-from factories import PreStaged, land, words_pipeline
-from processes import start
-from replaying import Staging, by_key, folded, meanwhile, replay, rows_of
+from support.faults.processes import start
+from support.pipelines.commands import listed, twophase
+from support.pipelines.factories import PreStaged, land, words_pipeline
+from support.pipelines.rows_by_key import Staging, by_key, folded, meanwhile, replay, rows_of
 from twophase import Pipeline, sinks, sources
 from twophase.backfill import Backfill, Selection
 from twophase.committer.record import PostgresRecord

@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
-import senders
-from commands import twophase
-from factories import PreStaged, Row, counted, land_words, visible, words_pipeline
+from support.pipelines.commands import twophase
+from support.pipelines.factories import PreStaged, Row, counted, land_words, visible, words_pipeline
+from support.sinks import senders
 from twophase import Pipeline, audits, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
@@ -171,7 +171,9 @@ class Sent(Losing):
 
     def sink(self) -> Sink:
         kept = str(data_path("kept.db"))
-        return sinks.WriteAhead("senders:Keeping", arguments={"path": kept}, idempotent=True, path="ahead/words")
+        return sinks.WriteAhead(
+            "support.sinks.senders:Keeping", arguments={"path": kept}, idempotent=True, path="ahead/words"
+        )
 
     def content(self) -> list[Row]:
         return senders.kept(data_path("kept.db"))

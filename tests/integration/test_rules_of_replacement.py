@@ -15,7 +15,7 @@ import duckdb
 import pytest
 from sqlalchemy import text
 
-from factories import SCHEMA, land_words, stage_rows, visible, words_pipeline
+from support.pipelines.factories import SCHEMA, land_words, stage_rows, visible, words_pipeline
 from twophase import Pipeline
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factories import SCHEMA, Row, counted
-from lake_cases import PIPELINE, rows, stage
-from lake_formats import CATALOG, DeltaFormat, IcebergFormat
-from lake_promises import Format, Promises
-from s3_server import CONN_ID, SECRET, S3Server, local, losing_reply
+from support.pipelines.factories import SCHEMA, Row, counted
+from support.servers.s3 import CONN_ID, SECRET, S3Server, local, losing_reply
+from support.sinks.log_table_outputs import PIPELINE, rows, stage
+from support.sinks.log_table_promises import Format, Promises
+from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome

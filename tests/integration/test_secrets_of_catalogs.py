@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from factories import PreStaged, land_words, words_pipeline
-from s3_server import SECRET
+from support.pipelines.factories import PreStaged, land_words, words_pipeline
+from support.servers.s3 import SECRET
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import SinkUnavailable, TwophaseError

@@ -17,9 +17,9 @@ import pytest
 from deltalake import write_deltalake
 from sqlalchemy import text
 
-from factories import counted
-from lake_formats import DeltaFormat
-from s3_server import BUCKET, CONN_ID, SECRET, S3Server
+from support.pipelines.factories import counted
+from support.servers.s3 import BUCKET, CONN_ID, SECRET, S3Server
+from support.sinks.log_tables import DeltaFormat
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.runner import Runner, stager_for

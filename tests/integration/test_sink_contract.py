@@ -13,11 +13,11 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import DataFrame, functions
 
-from factories import visible
-from lake_formats import CATALOG, DeltaFormat, IcebergFormat
-from s3_server import CONN_ID, S3Server
-from senders import kept
-from spark_session import local_session
+from support.pipelines.factories import visible
+from support.servers.s3 import CONN_ID, S3Server
+from support.servers.spark import local_session
+from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
+from support.sinks.senders import kept
 from twophase import committers, sinks
 from twophase.committers import CheckpointCommitter
 from twophase.core.checkpoint import Key
@@ -159,7 +159,7 @@ class Sent(SinkContract):
     def sink(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
         monkeypatch.setattr(delivery, "PATIENCE", 0.2)
         return sinks.WriteAhead(
-            "senders:Keeping",
+            "support.sinks.senders:Keeping",
             arguments={"path": str(home / "kept.db")},
             committer=type(self).committer(),
             idempotent=True,

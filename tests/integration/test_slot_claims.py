@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from factories import PreStaged, land, visible
+from support.pipelines.factories import PreStaged, land, visible
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.claims import Claim

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from commands import listed
-from factories import PreStaged, land, visible
+from support.pipelines.commands import listed
+from support.pipelines.factories import PreStaged, land, visible
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 import twophase
 import twophase.core.errors
-from factories import PreStaged, Row, land
+from support.pipelines.factories import PreStaged, Row, land
 from twophase import Pipeline, sinks, sources
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord

@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 from sqlalchemy import Connection, event, text
 
-from factories import PreStaged, land_words, words_pipeline
+from support.pipelines.factories import PreStaged, land_words, words_pipeline
 from twophase import Retention, sources
 from twophase.backfill import Backfill, Selection
 from twophase.committer import backfills, queries, retention

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from spark_session import CHEAP
+from support.servers.spark import CHEAP
 from twophase import sinks
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, Json, Key

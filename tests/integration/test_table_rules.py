@@ -13,8 +13,8 @@ from deltalake.schema import ArrayType, PrimitiveType, StructType
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema as IcebergSchema
 
-from lake_cases import stage
-from lake_formats import CATALOG, DeltaFormat, IcebergFormat
+from support.sinks.log_table_outputs import stage
+from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
 from twophase import Pipeline, run, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import BadValue, ConfigError, ManifestMismatch

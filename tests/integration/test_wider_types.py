@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import twophase
-from factories import land, words_pipeline
-from lake_formats import DeltaFormat, IcebergFormat
+from support.pipelines.factories import land, words_pipeline
+from support.sinks.log_tables import DeltaFormat, IcebergFormat
 from twophase import sinks
 from twophase.core.errors import BadValue, ManifestMismatch, SchemaChanged
 from twophase.core.settings import data_path

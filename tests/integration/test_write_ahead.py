@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import senders
-from factories import PreStaged, Row, visible, words_pipeline
+from support.pipelines.factories import PreStaged, Row, visible, words_pipeline
+from support.sinks import senders
+from support.sinks.write_ahead_bench import HTTP, Bench, staged_output
 from twophase import sinks
 from twophase.committers import CheckpointCommitter
 from twophase.core import failpoints
@@ -19,7 +20,6 @@ from twophase.core.ports import Outcome
 from twophase.core.states import State
 from twophase.runner import Runner
 from twophase.sinks.write_ahead import delivery
-from write_ahead import HTTP, Bench, staged_output
 
 # --- what is sent, and when ------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def test_rows_are_not_held_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(delivery.CountedRows, "__next__", look)
     peaks = []
     for checkpoint_id, count in enumerate((100_000, 400_000), 1):
-        bench.declare(sender="senders:Careless", arguments={"returns": True, "takes": count})
+        bench.declare(sender="support.sinks.senders:Careless", arguments={"returns": True, "takes": count})
         bench.sink.prepare()
         rows = [{"id": number, "word": f"word number {number} of many", "frequency": 1} for number in range(count)]
         output = staged_output(bench, checkpoint_id, rows, files=1)
@@ -71,7 +71,7 @@ def test_rows_are_not_held_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_subtask_without_rows_is_committed_without_a_call(bench: Bench) -> None:
-    bench.declare(sender="senders:Careless", arguments={"returns": False})
+    bench.declare(sender="support.sinks.senders:Careless", arguments={"returns": False})
 
     done = bench.run(files=1, rows=0)
 
@@ -90,7 +90,7 @@ def test_a_subtask_without_rows_is_committed_without_a_call(bench: Bench) -> Non
 def test_a_sender_is_believed_only_when_it_says_true_and_took_every_row(
     bench: Bench, arguments: dict[str, Any], reason: str
 ) -> None:
-    bench.declare(sender="senders:Careless", arguments=arguments)
+    bench.declare(sender="support.sinks.senders:Careless", arguments=arguments)
 
     with pytest.raises(PromotionPending, match=reason):
         bench.run()
@@ -108,7 +108,7 @@ def test_a_sender_that_cannot_be_built_any_more_is_asked_for_again(
         promotion = bench.promote(1)
 
     assert promotion.outcome is Outcome.RETRY_LATER
-    assert "the sender could not be built: import path 'senders:Appending'" in (promotion.reason or "")
+    assert "the sender could not be built: import path 'support.sinks.senders:Appending'" in (promotion.reason or "")
     assert bench.promote(1).outcome is Outcome.PROMOTED
 
 

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from sqlalchemy import text
 
-import senders
-from processes import call, context, start, stopped_at_end
+from support.faults.processes import call, context, start, stopped_at_end
+from support.sinks import senders
+from support.sinks.write_ahead_bench import HTTP, Bench, staged_output
 from twophase import committers
 from twophase.committers import CheckpointCommitter
 from twophase.core.errors import PromotionPending
@@ -16,7 +17,6 @@ from twophase.core.failpoints import FAILPOINTS
 from twophase.core.ports import Outcome
 from twophase.core.states import State
 from twophase.sinks.write_ahead import delivery
-from write_ahead import HTTP, Bench, staged_output
 
 WINDOWS = {"send.row", "send.sent"}
 SENDING = [name for name in FAILPOINTS if name.startswith("send.")]

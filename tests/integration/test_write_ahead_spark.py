@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import senders
 import twophase
-from factories import land, words_pipeline
+from support.pipelines.factories import land, words_pipeline
+from support.sinks import senders
 from twophase import sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError
@@ -39,7 +39,7 @@ def hard(words: DataFrame) -> DataFrame:
 def test_a_run_sends_every_row_once_with_every_value(spark: SparkSession, home: Path, record: PostgresRecord) -> None:
     land("a.json", [{"id": number, "text": text} for number, text in enumerate(TEXTS)])
     path = home / "received.jsonl"
-    sink = sinks.WriteAhead("senders:Appending", arguments={"path": str(path)}, idempotent=True)
+    sink = sinks.WriteAhead("support.sinks.senders:Appending", arguments={"path": str(path)}, idempotent=True)
 
     done = twophase.run(words_pipeline(transform=hard, writes={"out": sink}), spark)
 
@@ -82,7 +82,7 @@ def copy(words: DataFrame) -> DataFrame:
 
 def test_a_column_with_the_name_of_ours_is_refused_before_anything_is_written(spark: SparkSession, home: Path) -> None:
     land("a.json", [{"_twophase_id": 1}])
-    sink = sinks.WriteAhead("senders:Appending", arguments={"path": str(home / "out")}, idempotent=True)
+    sink = sinks.WriteAhead("support.sinks.senders:Appending", arguments={"path": str(home / "out")}, idempotent=True)
 
     with pytest.raises(ConfigError, match="a column cannot be named '_twophase_id': rows are sent with ours"):
         twophase.run(words_pipeline(transform=copy, writes={"out": sink}), spark)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kubernetes_server import Kubernetes, running
+from support.servers.kubernetes import Kubernetes, running
 from twophase import Pipeline, sinks, sources
 from twophase.airflow.operators import kill_job
 from twophase.airflow.stage import StageOperator

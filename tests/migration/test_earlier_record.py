@@ -17,7 +17,7 @@ import pytest
 from alembic import command
 from sqlalchemy import Connection, create_engine, text
 
-from commands import listed, twophase
+from support.pipelines.commands import listed, twophase
 from twophase import Pipeline, sinks
 from twophase.committer.record import connect
 from twophase.committer.upgrade import alembic_config, upgrade

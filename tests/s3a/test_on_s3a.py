@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lake_cases import PIPELINE
-from lake_formats import CATALOG, DeltaFormat, IcebergFormat
-from s3_server import CONN_ID, SECRET, S3Server
-from spark_session import CHEAP
+from support.servers.s3 import CONN_ID, SECRET, S3Server
+from support.servers.spark import CHEAP
+from support.sinks.log_table_outputs import PIPELINE
+from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
 from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta, Iceberg

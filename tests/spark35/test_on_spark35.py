@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import twophase
-from factories import land_words, visible, words_pipeline
-from spark_session import CHEAP
+from support.pipelines.factories import land_words, visible, words_pipeline
+from support.servers.spark import CHEAP
 from twophase import sinks
 from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.core.settings import data_path

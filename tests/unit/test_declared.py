@@ -149,7 +149,7 @@ def test_a_name_is_brought_to_today_without_what_it_names() -> None:
 
 def test_a_declaration_with_old_names_is_one_with_the_names_of_today() -> None:
     """Its parts too: a write-ahead sink keeps the declaration of its committer inside its own."""
-    sink = sinks.WriteAhead("senders:Http", committer=committers.File(), path="/log")
+    sink = sinks.WriteAhead("support.sinks.senders:Http", committer=committers.File(), path="/log")
     new = sink.declaration()
     old = {**new, "class": "twophase.sinks.write_ahead:WriteAhead"}
     old["committer"] = {**new["committer"], "class": "twophase.sinks.committers:File"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import one_line_error, twophase
+from support.pipelines.commands import one_line_error, twophase
 from twophase import Pipeline, constraints, sinks, sources
 from twophase.core.errors import ConfigError
 from twophase.spark import installed, submit

@@ -1,6 +1,7 @@
 """The shipped coordinator and recovery keep every promise under schedules that nobody would think of.
 
-See `model` for what is checked after each step, and `memory` for what stands in for PostgreSQL, folders and a log.
+See `support.model.schedules` for what is checked after each step, and `support.model.memory` for what stands in for
+PostgreSQL, folders and a log.
 """
 
 from __future__ import annotations
@@ -9,8 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memory import MemoryRecord, MemorySink
-from model import LABELS, LEASE, PROLOGUES, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
+from support.model.memory import MemoryRecord, MemorySink
+from support.model.schedules import (
+    LABELS,
+    LEASE,
+    PROLOGUES,
+    RETENTION,
+    TO_THE_END,
+    Action,
+    Limits,
+    random_schedule,
+    replay,
+)
 from twophase.core.checkpoint import Key, Output, Run
 from twophase.core.errors import ConfigError, StoreUnavailable
 from twophase.core.ports import Outcome

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from model import replay
-from mutations import MUTATIONS, SCHEDULES, SEARCH, Mutation, search
+from support.model.mutations import MUTATIONS, SCHEDULES, SEARCH, Mutation, search
+from support.model.schedules import replay
 
 each = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 
@@ -15,7 +15,9 @@ def test_without_the_rule_a_promise_is_broken(mutation: Mutation) -> None:
     """A schedule catches the mutation: the recorded one, or another nearby if the code has more steps by now."""
     caught = mutation.caught_by(SCHEDULES[mutation.name]) or search(mutation, range(SEARCH))
 
-    assert caught, f"{mutation.rule}: no schedule catches it any more; look for one with `python tests/mutations.py`"
+    assert caught, (
+        f"{mutation.rule}: no schedule catches it any more; look for one with `python -m support.model.mutations`"
+    )
 
 
 @each

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from senders import Sqlite
+from support.sinks.senders import Sqlite
 from twophase import Pipeline, committers, sinks, sources
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 from twophase.sinks import Sink, WriteAhead
 
-APPENDING = "senders:Appending"
+APPENDING = "support.sinks.senders:Appending"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def declare(sink: Sink, name: str = "orders") -> Pipeline:
         ({"sender": APPENDING, "idempotent": "yes"}, "idempotent: expected True or False, found 'yes'"),
         ({"sender": APPENDING, "republish": 1}, "republish: expected True or False, found 1"),
         ({"sender": APPENDING, "path": "s3://bucket/rows"}, "atomic folder rename"),
-        ({"sender": APPENDING, "committer": "senders:NoSender"}, "expected a subclass"),
+        ({"sender": APPENDING, "committer": "support.sinks.senders:NoSender"}, "expected a subclass"),
         ({"sender": APPENDING, "committer": "nowhere:Memory"}, "no module 'nowhere'"),
     ],
 )
@@ -52,8 +52,8 @@ def test_options_are_checked_when_it_is_declared(arguments: dict[str, Any], name
     ("sender", "arguments", "named"),
     [
         ("nowhere:Sender", {}, "no module 'nowhere'"),
-        ("senders:Nobody", {}, "has no 'Nobody'"),
-        ("senders:NoSender", {}, r"expected a class with send_values\(rows, checkpoint_id, timestamp\)"),
+        ("support.sinks.senders:Nobody", {}, "has no 'Nobody'"),
+        ("support.sinks.senders:NoSender", {}, r"expected a class with send_values\(rows, checkpoint_id, timestamp\)"),
         (APPENDING, {}, "missing a required argument: 'path'"),
         (APPENDING, {"path": "x", "mode": "w"}, "unexpected keyword argument 'mode'"),
     ],

@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from factories import land_words
-from processes import polls
+from support.faults.processes import polls
+from support.pipelines.factories import land_words
+from support.servers.yarn import Yarn, running
 from twophase import sinks
 from twophase.airflow.stage import StageOperator
 from twophase.core.checkpoint import Key
@@ -21,7 +22,6 @@ from twophase.core.settings import data_path
 from twophase.sources import Files
 from twophase.spark.plan import Plan
 from twophase.spark.submit import ChildProcess, SparkSubmit
-from yarn_cluster import Yarn, running
 
 pytestmark = [pytest.mark.yarn, pytest.mark.timeout(900)]
 
