@@ -292,6 +292,24 @@ def test_whoever_is_the_victim_of_a_deadlock_promotes_later(table: Table) -> Non
     table.settle()
 
 
+@pytest.mark.parametrize("table", ["upserted", "retracted"], indirect=True)
+def test_who_rebuilds_the_indexes_waits_for_the_promotion(table: Table) -> None:
+    """They get in each other's way only if the promotion has read the table before it locks it for its changes."""
+    threads: list[Thread] = []
+
+    def moment(what: str, _: Watched) -> None:
+        if what == "before MERGE INTO" and not threads:
+            threads.append(Thread(target=asked, args=[f"REINDEX TABLE {sinking.TABLES[table.kind]}"]))
+            threads[0].start()
+            assert any(asked(WAITING) == [(1,)] for _ in polls(30))
+
+    with watching(moment):
+        assert table.take() is None
+    threads[0].join()
+
+    table.settle()
+
+
 @EACH
 def test_who_waits_for_another_promoter_finds_its_marker_in_a_serializable_database(
     table: Table, target: Server

@@ -248,6 +248,7 @@ class PostgresPromoter:
         if self.mode.attach:
             target.attach(cursor, self.target, self.staged, self.key)
             return
+        target.lock(cursor, self.target)
         if self.mode.key:
             self._change(cursor, columns)
         else:

@@ -52,6 +52,24 @@ def _create(cursor: Any, target: TableName, made: Made) -> None:  # noqa: ANN401
         cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(target.sql, sql.Identifier(made.indexed)))
 
 
+def lock(cursor: Any, target: TableName) -> None:  # noqa: ANN401 - a cursor
+    """Lock the target for changes before anything of it is read.
+
+    A transaction that reads first and changes later would meet one that rebuilds the indexes half-way: each would wait
+    for the other. Partitions are left out: there may be more of them than the server has room for locks. Who has rights
+    on columns only may change them but not lock the table: such a promotion may be the victim of a deadlock.
+    """
+    from psycopg2 import sql
+
+    cursor.execute(
+        "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
+        " AND has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')",
+        tuple(target),
+    )
+    if cursor.fetchone():
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.sql))
+
+
 def attach(cursor: Any, target: TableName, staged: TableName, key: Key) -> None:  # noqa: ANN401 - a cursor
     """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
     from psycopg2 import sql
