@@ -31,6 +31,9 @@ SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 # What has a target of its own.
 APART := not install and not spark35 and not s3a and not yarn and not kubernetes
 
+# Chromium, for the tests of the pages: installed where that is allowed, else one line says what is missing.
+BROWSER = PYTHONPATH=tests $(BIN)/python -m support.servers.chromium
+
 # What mypy checks: it refuses a folder without Python files.
 TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder)))
 
@@ -59,10 +62,12 @@ down: $(READY) ## Stop what `make up` started
 	@$(BIN)/twophase down $(ARGS)
 
 test: $(READY) ## Run the tests, all but the slow ones
+	@$(BROWSER)
 	@echo '→ tests, all but the slow ones'
 	@$(BIN)/pytest $(SHARED) -m 'not slow and $(APART)' $(ARGS)
 
 chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
+	@$(BROWSER)
 	@echo '→ chaos tests, the slow ones included'
 	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and $(APART)' $(ARGS)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         together = "airflow" if item.path.parent.name == "airflow" or item.get_closest_marker("airflow") else item.path
         item.add_marker(pytest.mark.xdist_group(str(together)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what each folder of tests took, over all processes, so that one that grows is seen."""
+    spent: Counter[str] = Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            spent[str(Path(report.nodeid.partition("::")[0]).parent)] += round(report.duration * 1000)
+    if len(spent) > 1:
+        terminalreporter.section("seconds per folder")
+        for folder, milliseconds in spent.most_common():
+            terminalreporter.line(f"{milliseconds / 1000:7.1f}  {folder}")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from support.pipelines import showcase
+from support.servers import chromium
 from support.servers.airflow import AirflowServer
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
@@ -64,10 +64,9 @@ def shown(airflow: AirflowServer) -> AirflowServer:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Start Chromium, or say what is missing."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if (path := shutil.which(name))), None)
+    found = chromium.find()
     if found is None:
-        pytest.skip(f"none of {', '.join(names)} is on the PATH: install Debian's package chromium")
+        pytest.skip(chromium.MISSING)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield started
