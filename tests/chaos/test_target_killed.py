@@ -299,7 +299,7 @@ def test_who_rebuilds_the_indexes_waits_for_the_promotion(table: Table) -> None:
 
     def moment(what: str, _: Watched) -> None:
         if what == "before MERGE INTO" and not threads:
-            threads.append(Thread(target=asked, args=[f"REINDEX TABLE {sinking.TABLES[table.kind]}"]))
+            threads.append(Thread(target=asked, args=[f"REINDEX TABLE {several_sinks.TABLES[table.kind]}"]))
             threads[0].start()
             assert any(asked(WAITING) == [(1,)] for _ in polls(30))
 
