@@ -36,8 +36,16 @@ def test_a_run_says_what_each_folder_took_the_longest_first(conftest: Any, pytes
     assert [line.split() for line in lines if "tests/" in line] == [["20.2", "tests/chaos"], ["1.5", "tests/unit"]]
 
 
-def test_what_tests_share_is_in_support() -> None:
-    folders = [TESTS, *(path for path in TESTS.iterdir() if path.is_dir() and path.name not in {"support", "jobs"})]
-    loose = {path.name for folder in folders for path in folder.glob("*.py") if not path.name.startswith("test_")}
+def modules() -> list[Path]:
+    apart = (TESTS / "support", TESTS / "jobs")
+    return [path for path in TESTS.rglob("*.py") if not any(path.is_relative_to(folder) for folder in apart)]
 
-    assert loose == {"conftest.py"}
+
+def test_what_tests_share_is_in_support() -> None:
+    assert {path.name for path in modules() if not path.name.startswith("test_")} == {"conftest.py"}
+
+
+def test_no_module_of_tests_is_longer_than_one_sitting() -> None:
+    lengths = {str(path.relative_to(TESTS)): len(path.read_text().splitlines()) for path in modules()}
+
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
