@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from twophase.local import programs
+from twophase.local import postgres_programs
 
 
 def describe(folder: Path) -> dict[str, str]:
@@ -24,7 +24,7 @@ def describe(folder: Path) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "spark": version("pyspark"),
-        "postgres": programs.run(["postgres", "--version"]).stdout.split()[-1],
+        "postgres": postgres_programs.run(["postgres", "--version"]).stdout.split()[-1],
         "twophase": version("twophase"),
         "code": CODE,
         "load average": load(),

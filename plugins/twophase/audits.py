@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from twophase.core.declared import Declared, import_path
 from twophase.core.errors import AttemptFailed, ConfigError
-from twophase.core.samples import Row, cut, line, sample
+from twophase.core.row_samples import Row, cut, line, sample
 from twophase.core.settings import spark_jobs
 from twophase.core.slots import Slot, duration
 from twophase.row_queries.base import RowSet

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column
-from twophase.core.samples import Row, sample
+from twophase.core.row_samples import Row, sample
 from twophase.row_queries.duckdb_rows import quote
 
 if TYPE_CHECKING:

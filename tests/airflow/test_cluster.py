@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from support.pipelines.airflow_case import Case
 from support.servers.airflow import AirflowServer, eventually
-from twophase.local.cluster import Cluster
+from twophase.local.spark_cluster import Cluster
 from twophase.spark.submit import find_spark_home
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from support.servers.airflow import AirflowServer, eventually
-from twophase.local.client import ApiError
+from twophase.local.airflow_client import ApiError
 
 pytestmark = pytest.mark.airflow
 

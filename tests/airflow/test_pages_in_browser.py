@@ -15,7 +15,7 @@ from support.servers import chromium
 from support.servers.airflow import AirflowServer
 from twophase.committer.record import PostgresRecord
 from twophase.local import postgres
-from twophase.local.client import ApiError
+from twophase.local.airflow_client import ApiError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, FrameLocator, Page

@@ -253,7 +253,7 @@ def test_a_partitioned_timetable_gives_each_run_its_key(airflow: AirflowServer) 
 @pytest.mark.parametrize(
     ("module", "timetable"),
     [
-        ("twophase.airflow.sdk", "CronDataIntervalTimetable"),
+        ("twophase.airflow.compat", "CronDataIntervalTimetable"),
         pytest.param("airflow.sdk", "CronPartitionTimetable", marks=partitioned),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from twophase import Pipeline, sinks, sources
 from twophase.airflow.operators import kill_job
-from twophase.airflow.stage import StageOperator
+from twophase.airflow.spark_submit import StageOperator
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.states import State

@@ -8,7 +8,7 @@ import pytest
 
 from twophase.core.errors import StoreUnavailable
 from twophase.local import stack
-from twophase.local.client import Client
+from twophase.local.airflow_client import Client
 
 
 def test_an_airflow_that_is_not_there_is_unavailable_and_named() -> None:

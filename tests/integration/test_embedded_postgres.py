@@ -23,7 +23,7 @@ import pytest
 
 from twophase.core.errors import ConfigError, StoreUnavailable
 from twophase.local import postgres
-from twophase.local.resolver import Committer, resolve
+from twophase.local.committer_database import Committer, resolve
 
 T = TypeVar("T")
 ROOT = os.geteuid() == 0

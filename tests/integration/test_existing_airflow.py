@@ -16,8 +16,8 @@ from sqlalchemy.engine import make_url
 from support.pipelines.commands import listed, twophase
 from twophase.core import connections
 from twophase.core.errors import ConfigError, Unreachable
-from twophase.local import existing, postgres
-from twophase.local.resolver import resolve
+from twophase.local import existing_airflow, postgres
+from twophase.local.committer_database import resolve
 from twophase.spark.submit import child_environment
 
 SECRET = "p@ss/w:rd?%"  # every sign that has a meaning in a URL
@@ -39,9 +39,9 @@ with create_session() as session:
 
 @pytest.fixture(autouse=True)
 def _ask_anew() -> Iterator[None]:
-    existing._answers.clear()
+    existing_airflow._answers.clear()
     yield
-    existing._answers.clear()
+    existing_airflow._answers.clear()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_an_airflow_that_cannot_be_asked_is_not_one_without_the_connection(
 
 def test_a_spark_job_asks_no_airflow(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = child_environment(os.environ, sys.executable, Path("/spark"), Path("/java/bin/java"))
-    beside = existing.there()
+    beside = existing_airflow.there()
     for name in os.environ.keys() - given.keys():
         monkeypatch.delenv(name)
     for name, value in given.items():
@@ -146,7 +146,7 @@ def test_a_spark_job_asks_no_airflow(airflow: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AIRFLOW_HOME", str(airflow))  # even if it is told again where there is one
 
     assert beside is not None
-    assert existing.there() is None
+    assert existing_airflow.there() is None
 
 
 def test_where_nothing_says_where_connections_are_no_airflow_is_started(
@@ -166,9 +166,9 @@ def test_the_local_airflow_counts_where_there_is_one(airflow: Path, tmp_path: Pa
     secrets.mkdir(parents=True)
     (secrets / "fernet_key").touch()
 
-    found = existing.there()
+    found = existing_airflow.there()
 
-    assert found == existing.Existing(tmp_path / "home" / "airflow", local=True)
+    assert found == existing_airflow.Existing(tmp_path / "home" / "airflow", local=True)
     assert "is not running" in connections.where("dwh")
     with pytest.raises(ConfigError, match="run twophase up, or set TWOPHASE_DSN"):
         resolve()

@@ -20,9 +20,9 @@ from twophase.core.errors import InputChanged
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.runner import Runner
-from twophase.sources import survey
+from twophase.sources import new_files
 from twophase.sources.files import Files
-from twophase.sources.survey import Found
+from twophase.sources.new_files import Found
 
 ME = Run(None, "me")
 IDLE = 0.3
@@ -199,7 +199,7 @@ def test_a_look_finds_all_that_is_new_or_changed_whatever_happens_to_a_folder(tm
         there = {f.name: InputFile(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in tmp_path.iterdir()}
         expected = {file for file in there.values() if owned.get(file.path) != file}
 
-        found = survey.look(str(tmp_path), "test", known)
+        found = new_files.look(str(tmp_path), "test", known)
 
         assert expected <= set(found.files)
         new = [file for file in found.files if owned.get(file.path) != file]
@@ -219,9 +219,9 @@ def test_a_look_at_many_files_leaves_out_what_is_unfinished_wherever_it_stands(t
     (tmp_path / "below" / "link").symlink_to(tmp_path / "f0001")
     (tmp_path / "folder").symlink_to(tmp_path / "below")
 
-    whole = survey.look(str(tmp_path), "test", None)
+    whole = new_files.look(str(tmp_path), "test", None)
     (tmp_path / "f0007").write_text("another")
-    again = survey.look(str(tmp_path), "test", whole.after([]))
+    again = new_files.look(str(tmp_path), "test", whole.after([]))
 
     assert sorted(file.path for file in whole.files) == sorted([*names, *fine, "below/link"])
     assert "f0007" in {file.path for file in again.files}

@@ -15,7 +15,7 @@ from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
-from twophase.sinks.postgres import fit
+from twophase.sinks.postgres import target_check
 from twophase.storage import database
 
 
@@ -63,7 +63,7 @@ def test_an_account_that_may_only_stage_can_stage_and_nothing_else(
 def test_a_table_with_as_many_partitions_as_may_be_is_refused_before_anything_is_recorded(
     roles: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr(target_check, "MOST_PARTITIONS", 2)
     made = sink(attach=True)
     for number in (1, 2):
         promoted(made, Key("orders", number, 1))

@@ -18,14 +18,14 @@ from support.faults.backups import Backups
 from support.pipelines.commands import listed, one_line_error, twophase
 from support.pipelines.factories import PreStaged, Row, counted, land, land_words, numbered, visible, words_pipeline
 from twophase import Pipeline, sinks, sources
-from twophase.cli.decisions import standing
+from twophase.cli.manual_decisions import standing
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.advice import advise
 from twophase.core.errors import ConfigError, ManifestMismatch, RecordBehind
 from twophase.core.failpoints import FailpointError
 from twophase.core.forgotten import check_known
+from twophase.core.next_step import advise
 from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import State

@@ -96,7 +96,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow.timetables.trigger import CronPartitionTimetable
 from twophase import Pipeline, sinks, sources
 from twophase.airflow import TwophaseDag
-from twophase.airflow.tasks import slot_of
+from twophase.airflow.task_context import slot_of
 from twophase.core.slots import Slot
 
 zone = "Europe/Berlin"

@@ -13,7 +13,7 @@ import pytest
 from support.servers.kubernetes import Kubernetes, running
 from twophase import Pipeline, sinks, sources
 from twophase.airflow.operators import kill_job
-from twophase.airflow.stage import StageOperator
+from twophase.airflow.spark_submit import StageOperator
 from twophase.airflow.stage_task import Job
 from twophase.core.checkpoint import Key, Revision
 from twophase.core.states import State

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from twophase.core.advice import APPROVAL, Standing, advise
 from twophase.core.checkpoint import Key, Run
 from twophase.core.hindrances import Hindrance
+from twophase.core.next_step import APPROVAL, Standing, advise
 from twophase.core.states import UNDECIDED, State
 
 OPEN = Standing(Key("orders", 17, 1), State.OPEN, Run("orders", "manual__1"))

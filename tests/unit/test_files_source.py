@@ -14,7 +14,7 @@ import pytest
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, InputFile, Known
 from twophase.core.errors import BadRecord, ConfigError, InputChanged
-from twophase.sources import Files, record_scan
+from twophase.sources import Files, bad_record_scan
 from twophase.sources.base import Source
 
 MALFORMED = "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record parsing"
@@ -328,7 +328,13 @@ def test_types_are_read_from_a_ddl_string() -> None:
         "a INT, `b c` map<string,array<int>> COMMENT 'x', d: struct<e: int, f: decimal(3,2)>, g decimal(10,2), h STRING"
     )
 
-    assert record_scan.declared_types(ddl) == {"a": "int", "b c": "map", "d": "struct", "g": "decimal", "h": "string"}
+    assert bad_record_scan.declared_types(ddl) == {
+        "a": "int",
+        "b c": "map",
+        "d": "struct",
+        "g": "decimal",
+        "h": "string",
+    }
 
 
 # --- settled ----------------------------------------------------------------------------------------------------------

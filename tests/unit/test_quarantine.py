@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twophase.core.errors import ConfigError
-from twophase.sources import Files, record_scan
+from twophase.sources import Files, bad_record_scan
+from twophase.sources.bad_record_scan import Reading
 from twophase.sources.base import Source
 from twophase.sources.quarantine import Quarantine, _by_value
-from twophase.sources.record_scan import Reading
 
 CSV = {"header": "true", "enforceSchema": "false"}
 
@@ -138,7 +138,7 @@ def test_records_have_the_lines_that_spark_counts(
     file = tmp_path / "a"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
 
-    assert list(record_scan.records(str(file), kind, Reading.of(options, "n int"))) == expected
+    assert list(bad_record_scan.records(str(file), kind, Reading.of(options, "n int"))) == expected
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2"])
@@ -146,12 +146,12 @@ def test_compressed_files_have_lines_too(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a.json{suffix}"
     file.write_bytes({".gz": gzip.compress(b"a\nb\n"), ".bz2": bz2.compress(b"a\nb\n")}[suffix])
 
-    assert list(record_scan.records(str(file), "json", Reading.of({}, None))) == [(1, "a"), (2, "b")]
+    assert list(bad_record_scan.records(str(file), "json", Reading.of({}, None))) == [(1, "a"), (2, "b")]
 
 
 def test_a_file_that_python_cannot_open_has_no_lines(tmp_path: Path) -> None:
-    assert list(record_scan.numbered(("a", str(tmp_path / "a.json.zst"), None), "json", Reading.of({}, None))) == []
-    assert list(record_scan.numbered(("a", str(tmp_path / "gone.json"), None), "json", Reading.of({}, None))) == []
+    assert list(bad_record_scan.numbered(("a", str(tmp_path / "a.json.zst"), None), "json", Reading.of({}, None))) == []
+    assert list(bad_record_scan.numbered(("a", str(tmp_path / "gone.json"), None), "json", Reading.of({}, None))) == []
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ GENERIC = "cannot be read with the declared schema"
     ],
 )
 def test_a_bad_json_record_has_a_reason(raw: str, words: str) -> None:
-    assert record_scan.reason(raw, "json", Reading.of({}, SCHEMA)).startswith(words)
+    assert bad_record_scan.reason(raw, "json", Reading.of({}, SCHEMA)).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -195,18 +195,18 @@ def test_a_bad_json_record_has_a_reason(raw: str, words: str) -> None:
 def test_a_bad_csv_record_has_a_reason(raw: str, words: str) -> None:
     reading = Reading.of(CSV | {"nullValue": "NULL"}, "n int, w string, d date")
 
-    assert record_scan.reason(raw, "csv", reading) == words
+    assert bad_record_scan.reason(raw, "csv", reading) == words
 
 
 def test_a_separator_that_python_cannot_read_leaves_the_reason_open() -> None:
-    assert record_scan.reason("a||b", "csv", Reading.of({"sep": "||"}, "n int")) == GENERIC
+    assert bad_record_scan.reason("a||b", "csv", Reading.of({"sep": "||"}, "n int")) == GENERIC
 
 
 @given(raw=st.text(max_size=40) | st.text('{}[]:,"\\\\nud8001.e-tfals', max_size=40))
 def test_any_text_has_a_reason_that_is_one_line_of_utf8(raw: str) -> None:
     """A reason that could not be found or written would fail the attempt for the sake of one bad record."""
     for kind, options in (("json", {}), ("csv", CSV), ("csv", CSV | {"sep": "\t", "quote": "'"})):
-        words = record_scan.reason(raw, kind, Reading.of(options, SCHEMA))
+        words = bad_record_scan.reason(raw, kind, Reading.of(options, SCHEMA))
 
         assert words
         assert words.encode().decode().splitlines() == [words]
@@ -215,7 +215,7 @@ def test_any_text_has_a_reason_that_is_one_line_of_utf8(raw: str) -> None:
 def test_half_a_character_in_json_does_not_get_into_the_reason() -> None:
     raw = '{"n": "' + chr(92) + 'ud800"}'
 
-    assert record_scan.reason(raw, "json", Reading.of({}, SCHEMA)) == "column 'n': expected int, found \"?\""
+    assert bad_record_scan.reason(raw, "json", Reading.of({}, SCHEMA)) == "column 'n': expected int, found \"?\""
 
 
 # --- shipped ----------------------------------------------------------------------------------------------------------
@@ -229,8 +229,8 @@ def test_the_workers_need_not_have_the_package(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"n": 1}\n{"n": "x"}\n')
     reading = Reading.of({}, "n int")
-    numbered = partial(_by_value(record_scan.numbered), ("a", str(file), None), kind="json", reading=reading)
-    reason = partial(_by_value(record_scan.reason), '{"n": "x"}', kind="json", reading=reading)
+    numbered = partial(_by_value(bad_record_scan.numbered), ("a", str(file), None), kind="json", reading=reading)
+    reason = partial(_by_value(bad_record_scan.reason), '{"n": "x"}', kind="json", reading=reading)
     (tmp_path / "pickled").write_bytes(dumps((numbered, reason)))  # type: ignore[no-untyped-call]
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "cloudpickle").symlink_to(Path(pyspark.__file__).with_name("cloudpickle"))

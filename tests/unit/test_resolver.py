@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from twophase.core.errors import ConfigError, Unreachable
+from twophase.local.committer_database import Committer, inside_airflow, resolve
 from twophase.local.record_access import open_record
-from twophase.local.resolver import Committer, inside_airflow, resolve
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 VARIABLES = ("TWOPHASE_DSN", "AIRFLOW_CONN_TWOPHASE_COMMITTER", "AIRFLOW_CTX_DAG_ID", "_AIRFLOW_PROCESS_CONTEXT")
@@ -143,7 +143,7 @@ def resolve_in_airflow(tmp_path: Path, **environment: str) -> str:
     """Resolve in a process that Airflow has marked as its own, and return the origin or the error."""
     code = """
 from twophase.core.errors import ConfigError
-from twophase.local.resolver import resolve
+from twophase.local.committer_database import resolve
 try:
     found = resolve(may_start=True)
     print("found", found.origin, found.dsn)

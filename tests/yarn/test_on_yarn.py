@@ -16,7 +16,7 @@ from support.faults.processes import polls
 from support.pipelines.factories import land_words
 from support.servers.yarn import Yarn, running
 from twophase import sinks
-from twophase.airflow.stage import StageOperator
+from twophase.airflow.spark_submit import StageOperator
 from twophase.core.checkpoint import Key
 from twophase.core.settings import data_path
 from twophase.sources import Files

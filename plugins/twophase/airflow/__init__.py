@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from twophase.airflow.dag import TwophaseDag, TwophaseTaskGroup
     from twophase.airflow.maintenance import maintenance_dags
     from twophase.airflow.operators import AbortOperator, CommitOperator, RecoverOperator, SweepOperator
-    from twophase.airflow.stage import StageOperator
+    from twophase.airflow.spark_submit import StageOperator
 
 __all__ = [
     "AbortOperator",
@@ -34,7 +34,7 @@ _HOMES = {
     "ApproveOperator": "approve",
     "CommitOperator": "operators",
     "RecoverOperator": "operators",
-    "StageOperator": "stage",
+    "StageOperator": "spark_submit",
     "SweepOperator": "operators",
     "TwophaseDag": "dag",
     "TwophaseTaskGroup": "dag",

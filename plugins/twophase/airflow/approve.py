@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param
 
-from twophase.airflow import tasks
+from twophase.airflow import task_context
 from twophase.airflow.failure_notes import Failing
 from twophase.airflow.links import CheckpointLink
 from twophase.airflow.operators import protocol_of, staged
-from twophase.core.advice import APPROVAL
 from twophase.core.checkpoint import Key
+from twophase.core.next_step import APPROVAL
 from twophase.core.states import State
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ApproveOperator(ApprovalOperator):
     def execute(self, context: Context) -> Any:
         """Tell what is staged and wait; what is decided or approved already needs nobody."""
         key = self.worked_on = staged(context, self.stage_task_id)
-        with tasks.record(context) as record:
+        with task_context.record(context) as record:
             protocol = protocol_of(record, key.pipeline, context)
             revision = protocol.transact(lambda tx: tx.revision(key))
             if revision.state is not State.OPEN:
@@ -67,7 +67,7 @@ class ApproveOperator(ApprovalOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Record the vote, in the name of the person who gave it."""
         key = self.worked_on = staged(context, self.stage_task_id)
-        with tasks.record(context) as record:
+        with task_context.record(context) as record:
             protocol = protocol_of(record, key.pipeline, context)
             revision = protocol.transact(lambda tx: tx.revision(key))
             if "error" in event:  # nobody answered in time, or the answer cannot be read

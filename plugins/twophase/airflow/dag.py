@@ -19,10 +19,10 @@ from airflow.sdk.definitions._internal.contextmanager import DagContext
 from airflow.sdk.definitions._internal.expandinput import DictOfListsExpandInput, MappedArgument
 from airflow.sdk.definitions.taskgroup import MappedTaskGroup
 
+from twophase.airflow.compat import CronDataIntervalTimetable
 from twophase.airflow.dag_page import doc
 from twophase.airflow.operators import AbortOperator, CommitOperator, SelectOperator
-from twophase.airflow.sdk import CronDataIntervalTimetable
-from twophase.airflow.stage import StageOperator
+from twophase.airflow.spark_submit import StageOperator
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:

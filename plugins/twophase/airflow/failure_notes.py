@@ -7,7 +7,7 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
-from twophase.airflow import tasks
+from twophase.airflow import task_context
 from twophase.core.errors import Fenced, TwophaseError, in_one_line
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Failing:
         telling.join(PATIENCE)
 
     def _why(self) -> str:
-        ti, run = self.context["ti"], tasks.run_of(self.context)
+        ti, run = self.context["ti"], task_context.run_of(self.context)
         timeout, began = self.context["dag"].dagrun_timeout, self.context["dag_run"].start_date
         if timeout and began and datetime.now(UTC) >= began + timeout:
             return f"run {run} timed out: it may take {timeout} (dagrun_timeout)"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import AssetAlias, BaseOperator
 
-from twophase.airflow import tasks
+from twophase.airflow import task_context
 from twophase.airflow.assets import asset, event
+from twophase.airflow.compat import AirflowException, AirflowFailException, DownstreamTasksSkipped
 from twophase.airflow.failure_notes import Failing
 from twophase.airflow.links import CheckpointLink
-from twophase.airflow.sdk import AirflowException, AirflowFailException, DownstreamTasksSkipped
 from twophase.core.checkpoint import Key, Revision
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError, Fenced, TwophaseError
@@ -47,8 +47,8 @@ def staged(context: Context, task_id: str) -> Key:
     found = ti.xcom_pull(task_id, map_indexes=ti.map_index) if is_mapped else ti.xcom_pull(task_id)
     if not isinstance(found, dict):
         msg = (
-            f"run {tasks.run_of(context)}: task {task_id} has passed nothing on: it did not run to its end (was it"
-            " marked as a success?); clear it, nothing was committed"
+            f"run {task_context.run_of(context)}: task {task_id} has passed nothing on: it did not run to its end"
+            " (was it marked as a success?); clear it, nothing was committed"
         )
         raise AirflowFailException(msg)
     return Key(found["pipeline"], found["checkpoint_id"], found["revision"])
@@ -59,7 +59,7 @@ def protocol_of(record: PostgresRecord, pipeline: str, context: Context) -> Coor
     from twophase.maintenance import load
     from twophase.runner import coordinator
 
-    return coordinator(record, load(record, pipeline), run_ended=tasks.run_ended(context))
+    return coordinator(record, load(record, pipeline), run_ended=task_context.run_ended(context))
 
 
 class CommitOperator(BaseOperator):
@@ -78,9 +78,9 @@ class CommitOperator(BaseOperator):
 
         What is committed leaves nothing to clean up, so the abort task is skipped, which saves the start of a task.
         """
-        run = tasks.run_of(context)
+        run = task_context.run_of(context)
         key = self.worked_on = staged(context, self.stage_task_id)
-        with tasks.record(context) as record:
+        with task_context.record(context) as record:
             protocol = protocol_of(record, key.pipeline, context)
             revision = protocol.transact(lambda tx: tx.revision(key))
             done = protocol.finish(key) if revision.state in DECIDED else self._commit(protocol, revision, context)
@@ -90,14 +90,14 @@ class CommitOperator(BaseOperator):
             context["outlet_events"][outlet].extra = event(done)
         cleanup = [task for task in self.get_direct_relatives(upstream=False) if isinstance(task, AbortOperator)]
         if not cleanup:
-            return tasks.ids(key)
+            return task_context.ids(key)
         ti = context["ti"]
-        ti.xcom_push("return_value", tasks.ids(key))
+        ti.xcom_push("return_value", task_context.ids(key))
         skipped = [(task.task_id, ti.map_index) for task in cleanup]
         raise DownstreamTasksSkipped(tasks=skipped)  # type: ignore[no-untyped-call]
 
     def _commit(self, protocol: Coordinator, revision: Revision, context: Context) -> Revision:
-        if revision.run != tasks.run_of(context):
+        if revision.run != task_context.run_of(context):
             msg = f"checkpoint {revision.key}: run {revision.run} has taken it over; nothing was committed by this one"
             raise Fenced(msg)
         if revision.state is not State.PRECOMMITTED:
@@ -143,8 +143,8 @@ class AbortOperator(BaseOperator):
         """Abort what this run left undecided; after the commit point, or with nothing begun, change nothing (R15)."""
         from twophase.committer import queries
 
-        run = tasks.run_of(context)
-        with tasks.record(context) as record:
+        run = task_context.run_of(context)
+        with task_context.record(context) as record:
             with record.engine.connect() as connection:
                 known = self.pipeline_name in queries.names(connection)
             left = self._left(record, context) if known else []
@@ -169,7 +169,7 @@ class AbortOperator(BaseOperator):
 
     def _left(self, record: PostgresRecord, context: Context) -> list[Revision]:
         """Return what is undecided and this run's."""
-        run = tasks.run_of(context)
+        run = task_context.run_of(context)
         with record.transaction() as tx:
             mine = [r for r in tx.unfinished(self.pipeline_name) if r.state in UNDECIDED and r.run == run]
         return [r for r in mine if self.checkpoint is None or r.checkpoint_id == int(self.checkpoint)]
@@ -216,7 +216,7 @@ class SelectOperator(BaseOperator):
         from twophase.committer import backfills
 
         wanted = str(context["params"]["checkpoints"])
-        with tasks.record(context) as record, record.engine.connect() as connection:
+        with task_context.record(context) as record, record.engine.connect() as connection:
             found: set[int] = set()
             for first, last in ranges(wanted):
                 there = {number for number, _ in backfills.checkpoints(connection, self.pipeline_name, first, last)}
@@ -243,7 +243,7 @@ class RecoverOperator(BaseOperator):
         from twophase.core.recovery import Leave, RollForward, recover
 
         problems = []
-        with tasks.record(context) as record:
+        with task_context.record(context) as record:
             with record.engine.connect() as connection:
                 unfinished = queries.unfinished(connection)
             for name in unfinished:
@@ -289,7 +289,7 @@ class SweepOperator(BaseOperator):
         from twophase.maintenance import load, sweep
 
         count, problems = 0, []
-        with tasks.record(context) as record:
+        with task_context.record(context) as record:
             with record.engine.connect() as connection:
                 names: Sequence[str] = queries.names(connection)
             for name in names:

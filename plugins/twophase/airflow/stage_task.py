@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from twophase.airflow import tasks
+from twophase.airflow import task_context
+from twophase.airflow.compat import AirflowException, AirflowRescheduleException, AirflowSkipException
 from twophase.airflow.failure_notes import Failing
 from twophase.airflow.links import CheckpointLink
-from twophase.airflow.sdk import AirflowException, AirflowRescheduleException, AirflowSkipException
 from twophase.core import private_files
-from twophase.core.advice import APPROVAL
 from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.declared import current_name, public_name
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
+from twophase.core.next_step import APPROVAL
 from twophase.core.states import DECIDED, State
 from twophase.pipeline import Pipeline
 from twophase.sinks.base import Sink
@@ -145,12 +145,12 @@ class StagingOperator(BaseOperator):
         from twophase.runner import coordinator
 
         self.require()
-        with tasks.record(context) as record:
+        with task_context.record(context) as record:
             protocol = coordinator(
                 record,
                 self.pipeline,
                 approvals=[APPROVAL] if self.approval else [],
-                run_ended=tasks.run_ended(context),
+                run_ended=task_context.run_ended(context),
             )
             try:
                 revision = self._take(record, protocol, context)
@@ -164,7 +164,7 @@ class StagingOperator(BaseOperator):
                 raise AirflowSkipException(msg)
             self.worked_on = revision.key
             self._bring_to_votes(Staging(protocol, self.pipeline), revision, context)
-        return tasks.ids(revision.key)
+        return task_context.ids(revision.key)
 
     def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | None:
         """Take what this run has to work on; why it cannot begin is kept, for there is no revision to keep it yet."""
@@ -172,12 +172,14 @@ class StagingOperator(BaseOperator):
         from twophase.spark import transforms
         from twophase.unbegun import beginning
 
-        run, name = tasks.run_of(context), self.pipeline.name
-        kind = "replay" if self.checkpoint is not None else "backfill" if tasks.is_backfill(context) else "regular"
+        run, name = task_context.run_of(context), self.pipeline.name
+        kind = (
+            "replay" if self.checkpoint is not None else "backfill" if task_context.is_backfill(context) else "regular"
+        )
         slot = None
         with beginning(record, name, None, run):
             if self.checkpoint is None:
-                slot = tasks.slot_of(context, self.pipeline)
+                slot = task_context.slot_of(context, self.pipeline)
         with beginning(record, name, slot, run):
             self.pipeline.prepare(slot)
             if isinstance(self.pipeline.transform, str):
@@ -188,7 +190,7 @@ class StagingOperator(BaseOperator):
                 slot=slot,
                 checkpoint_id=None if self.checkpoint is None else int(self.checkpoint),
                 kind=kind,
-                reprocess=tasks.wants_another(context),
+                reprocess=task_context.wants_another(context),
             )
 
     def _bring_to_votes(self, staging: Staging, revision: Revision, context: Context) -> None:

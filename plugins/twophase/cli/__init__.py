@@ -11,7 +11,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twophase.cli import backfill, decisions, demo, diff, local, reconcile, record, run, status, upkeep
+from twophase.cli import (
+    backfill,
+    demo,
+    diff,
+    local,
+    maintenance,
+    manual_decisions,
+    reconcile,
+    record_views,
+    run,
+    status,
+)
 from twophase.core.errors import ConfigError, TwophaseError
 
 __all__ = ["app", "main"]
@@ -100,7 +111,9 @@ def _root(
         typer.echo(ctx.get_help())
 
 
-for _module in (run, backfill, record, diff, upkeep, decisions, reconcile, local, status, demo):
+#: In the order of `twophase --help`.
+_COMMANDS = (run, backfill, record_views, diff, maintenance, manual_decisions, reconcile, local, status, demo)
+for _module in _COMMANDS:
     _module.add_to(app)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from twophase.local.resolver import Committer
+    from twophase.local.committer_database import Committer
     from twophase.local.stack import ComponentStatus
 
 
@@ -47,7 +47,7 @@ def up(
     """Start PostgreSQL, the record in it, and an Airflow under a supervisor; wait until all is healthy."""
     from twophase.cli.record_access import opened
     from twophase.local import stack
-    from twophase.local.resolver import resolve
+    from twophase.local.committer_database import resolve
 
     started = None if no_airflow else stack.start(port)
     with opened(may_start=True):
@@ -138,7 +138,7 @@ def upgrade() -> None:
 
     from twophase.committer import upgrade as versions
     from twophase.committer.record import connect
-    from twophase.local.resolver import resolve
+    from twophase.local.committer_database import resolve
 
     committer = resolve()
     engine = connect(committer.dsn)

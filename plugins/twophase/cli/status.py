@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import typer
     from rich.text import Text
 
-    from twophase.local.resolver import Committer
+    from twophase.local.committer_database import Committer
     from twophase.local.stack import ComponentStatus
 
 
@@ -27,10 +27,10 @@ def status(*, as_json: Json = False) -> None:
     """Say what is here and what runs, which committer database is used, and what to do about what is missing."""
     from twophase.core import settings
     from twophase.local import airflow as settled
-    from twophase.local import checks, stack
+    from twophase.local import readiness, stack
 
     airflow = stack.describe()
-    spark, problems = checks.spark()
+    spark, problems = readiness.spark()
     committer, wrong = _committer()
     existing, missing = _existing()
     found = {
@@ -41,7 +41,7 @@ def status(*, as_json: Json = False) -> None:
         "home": str(settings.home()),
         "spark_jobs": str(settings.spark_jobs()),
         "spark": spark,
-        "extras": {extra: checks.installed(package) for extra, package in checks.EXTRAS.items()},
+        "extras": {extra: readiness.installed(package) for extra, package in readiness.EXTRAS.items()},
         "logs": str(settled.logs()),
         "problems": [*problems, *missing, *wrong],
     }
@@ -57,17 +57,17 @@ def status(*, as_json: Json = False) -> None:
 
 def _existing() -> tuple[dict[str, Any] | None, list[str]]:
     """Describe an Airflow of somebody's own, and say what it needs; the local one tells its health instead."""
-    from twophase.local import checks, existing
+    from twophase.local import existing_airflow, readiness
 
-    airflow = existing.there()
-    problems = checks.folders(airflow)
+    airflow = existing_airflow.there()
+    problems = readiness.folders(airflow)
     if airflow is None or airflow.local:
         return None, problems
     try:
-        described = existing.describe(airflow, checks.SPARK_CONNECTION)
+        described = existing_airflow.describe(airflow, readiness.SPARK_CONNECTION)
     except ConfigError as problem:
         return None, [*problems, str(problem)]
-    return described, [*problems, *checks.airflow(airflow, described)]
+    return described, [*problems, *readiness.airflow(airflow, described)]
 
 
 def _facts(found: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _show_components(parts: list[ComponentStatus]) -> None:
 
 def _versions(postgres: str | None) -> dict[str, str | None]:
     """Return the version of each part that is installed."""
-    from twophase.local.checks import installed
+    from twophase.local.readiness import installed
 
     packages = {"twophase": "twophase", "airflow": "apache-airflow", "spark": "pyspark"}
     return {"postgres": postgres, **{name: installed(package) for name, package in packages.items()}}
@@ -163,7 +163,7 @@ def _embedded() -> dict[str, Any]:
 def _committer() -> tuple[dict[str, Any], list[str]]:
     """Look for the committer database and its record, and say what is wrong with it."""
     from twophase.committer.upgrade import HEAD
-    from twophase.local.resolver import resolve
+    from twophase.local.committer_database import resolve
 
     found: dict[str, Any] = dict.fromkeys(("committer", "origin", "record_version"))
     found |= {"expected_version": HEAD, "answers": False}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from twophase.core.errors import BadValue, ConfigError
-from twophase.storage import spark_messages
+from twophase.storage import spark_task_errors
 from twophase.storage.spark_paths import quoted
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
     guard: Any = functions
     for rule in rules:
         broken = ~functions.coalesce(functions.expr(rule.condition), functions.lit(False))  # noqa: FBT003 - a value
-        stop = spark_messages.stop(f"{rule.name}: row ", functions.substring(row, 1, _SHOWN))
+        stop = spark_task_errors.stop(f"{rule.name}: row ", functions.substring(row, 1, _SHOWN))
         guard = guard.when(broken, stop.cast(frame.schema[0].dataType))
     with _explained(which):
         return frame.select("*", *absent).select(guard.otherwise(first).alias(frame.columns[0]), *others)
@@ -122,7 +122,7 @@ def told(which: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if said := spark_messages.heard(str(error)):
+        if said := spark_task_errors.heard(str(error)):
             msg = f"{which}: the table refuses a row by its rule {said}; correct it in the transform"
             raise BadValue(msg) from error
         raise

@@ -30,8 +30,8 @@ from pathlib import Path
 
 from twophase.core import settings
 from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
-from twophase.local import files, postgres, processes, supervisor
-from twophase.local.resolver import CONNECTION, DRIVER, resolve
+from twophase.local import postgres, processes, shared_files, supervisor
+from twophase.local.committer_database import CONNECTION, DRIVER, resolve
 
 HOST = "127.0.0.1"
 ROLE = DATABASE = "airflow"
@@ -202,12 +202,12 @@ def make_secrets() -> None:
     names = [user.partition(":")[0].strip() for user in users.split(",")]
     known = passwords() if passwords_file().exists() else {}
     if missing := {name: secrets.token_urlsafe(12) for name in names if name not in known}:
-        files.write(passwords_file(), json.dumps(known | missing))
+        shared_files.write(passwords_file(), json.dumps(known | missing))
 
 
 def _keep(name: str, value: str) -> None:
     if not _secret(name).exists():
-        files.write(_secret(name), value)
+        shared_files.write(_secret(name), value)
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Database:
         address = prepare_database()
         place = _secret("database_url")
         if not place.exists() or place.read_text(encoding="utf-8") != address:
-            files.write(place, address)
+            shared_files.write(place, address)
             for child in self.dependents:
                 child.stop()
         migrate(self._port)

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, TypedDict
 
 from twophase.core import settings
 from twophase.core.errors import ConfigError, StoreUnavailable
-from twophase.local import account as accounts
-from twophase.local import files, programs
+from twophase.local import postgres_programs, shared_files
+from twophase.local import server_account as accounts
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from twophase.local.account import Account
+    from twophase.local.server_account import Account
 
 ROLE = "twophase"
 DATABASE = "twophase"
@@ -102,7 +102,7 @@ def ensure() -> str:
         account = accounts.of(folder / "data")
         if account.switches:
             folder.chmod(folder.stat().st_mode | 0o711)
-        accounts.check(account, folder, programs.program("postgres"))
+        accounts.check(account, folder, postgres_programs.program("postgres"))
         _sweep(folder)
         if not (folder / "data").exists():
             _create(folder, account, lock)
@@ -134,9 +134,9 @@ def stop() -> bool:
         if _postmaster(folder) is None:
             return False
         command = ["pg_ctl", "stop", "-D", str(folder / "data"), "-m", "fast", "-w", "-t", str(int(_START_SECONDS))]
-        done = programs.run(command, accounts.of(folder / "data"))
+        done = postgres_programs.run(command, accounts.of(folder / "data"))
         if _postmaster(folder) is not None:
-            why = programs.last_line(done.stderr)
+            why = postgres_programs.last_line(done.stderr)
             msg = f"embedded postgres: did not stop within {_START_SECONDS:.0f} s: {why}; see {folder / 'log'}"
             raise StoreUnavailable(msg)
         return True
@@ -151,7 +151,7 @@ def status() -> Status:
         running=accepts,
         pid=postmaster.pid if postmaster else None,
         port=postmaster.port if postmaster else None,
-        version=programs.run(["postgres", "--version"]).stdout.split()[-1],
+        version=postgres_programs.run(["postgres", "--version"]).stdout.split()[-1],
         data=str(folder / "data"),
     )
 
@@ -187,7 +187,7 @@ def _folder() -> Path:
 
 def _locked(folder: Path) -> AbstractContextManager[int]:
     """Hold the lock of the server."""
-    return files.locked(folder / "lock", _LOCK_SECONDS)
+    return shared_files.locked(folder / "lock", _LOCK_SECONDS)
 
 
 def _password(folder: Path) -> str:
@@ -239,7 +239,7 @@ def _sweep(folder: Path) -> None:
     """Remove what a killed process has left half made."""
     for left in folder.glob("new-*"):
         shutil.rmtree(left)
-    for left in folder.glob(files.TEMPORARY.format("*") + "*"):
+    for left in folder.glob(shared_files.TEMPORARY.format("*") + "*"):
         left.unlink()
 
 
@@ -249,33 +249,33 @@ def _create(folder: Path, account: Account, lock: int) -> None:
     The helpers inherit the lock: when this process is killed, the next one waits until they are gone too.
     """
     if not (folder / "password").exists():
-        files.write(folder / "password", secrets.token_urlsafe(32) + "\n")
+        shared_files.write(folder / "password", secrets.token_urlsafe(32) + "\n")
     staging = Path(tempfile.mkdtemp(prefix="new-", dir=folder))
     account.own(staging)
     data = staging / "data"
-    files.write(staging / "password", _password(folder) + "\n")
+    shared_files.write(staging / "password", _password(folder) + "\n")
     command = ["initdb", "-D", str(data), "-U", ROLE, "--auth=scram-sha-256", f"--pwfile={staging / 'password'}"]
     # The builtin C.UTF-8 sorts alike everywhere and needs no locale of the system.
     command += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-    programs.must(programs.run(command, account, lock=lock))
+    postgres_programs.must(postgres_programs.run(command, account, lock=lock))
     single = ["postgres", "--single", "-D", str(data), "-c", "exit_on_error=on", "postgres"]
-    programs.must(programs.run(single, account, lock=lock, text=f"CREATE DATABASE {DATABASE}\n"))
-    files.write(data / "pg_hba.conf", _HBA)
-    files.write(data / "twophase.conf", _CONF.format(port=_free_port(None)))
+    postgres_programs.must(postgres_programs.run(single, account, lock=lock, text=f"CREATE DATABASE {DATABASE}\n"))
+    shared_files.write(data / "pg_hba.conf", _HBA)
+    shared_files.write(data / "twophase.conf", _CONF.format(port=_free_port(None)))
     conf = data / "postgresql.conf"
-    files.write(conf, conf.read_text(encoding="utf-8") + "\ninclude = 'twophase.conf'\n")
+    shared_files.write(conf, conf.read_text(encoding="utf-8") + "\ninclude = 'twophase.conf'\n")
     data.rename(folder / "data")
-    files.sync_folder(folder)
+    shared_files.sync_folder(folder)
     shutil.rmtree(staging)
 
 
 def _check_version(folder: Path) -> None:
     """Refuse data of another major version, which the server could not read."""
     found = (folder / "data" / "PG_VERSION").read_text(encoding="utf-8").strip()
-    if found != programs.MAJOR:
+    if found != postgres_programs.MAJOR:
         msg = (
-            f"embedded postgres: {folder / 'data'}: expected data of PostgreSQL {programs.MAJOR}, found {found}; "
-            "move it with pg_dump, or set TWOPHASE_HOME to a new folder"
+            f"embedded postgres: {folder / 'data'}: expected data of PostgreSQL {postgres_programs.MAJOR},"
+            f" found {found}; move it with pg_dump, or set TWOPHASE_HOME to a new folder"
         )
         raise ConfigError(msg)
 
@@ -305,7 +305,7 @@ def _start(folder: Path, account: Account) -> _Postmaster:
             reason = _fatal(said) or reason
         elif _accepts(postmaster):
             if postmaster.port != _remembered_port(folder):
-                files.write(folder / "port", f"{postmaster.port}\n")
+                shared_files.write(folder / "port", f"{postmaster.port}\n")
             return postmaster
         time.sleep(_POLL)
     msg = f"embedded postgres: not ready within {_START_SECONDS:.0f} s: {reason}; see {folder / 'log'}"
@@ -316,18 +316,18 @@ def _launch(folder: Path, account: Account, port: int) -> str:
     """Let pg_ctl start the server in a session of its own; return what the log gained if that failed, else nothing."""
     data, log = folder / "data", folder / "log"
     _disarm(data / "postmaster.pid")
-    files.write(data / "twophase.conf", _CONF.format(port=port))
+    shared_files.write(data / "twophase.conf", _CONF.format(port=port))
     if log.exists() and log.stat().st_size > _LOG_BYTES:
         log.rename(folder / "log.1")
     os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     account.own(log)
     before = log.stat().st_size
-    done = programs.run(["pg_ctl", "start", "-D", str(data), "-l", str(log), "-w", "-t", "30"], account)
+    done = postgres_programs.run(["pg_ctl", "start", "-D", str(data), "-l", str(log), "-w", "-t", "30"], account)
     if done.returncode == 0:
         return ""
     with log.open("rb") as file:
         file.seek(before)
-        return file.read().decode("utf-8", errors="replace") or f"FATAL:  {programs.last_line(done.stderr)}"
+        return file.read().decode("utf-8", errors="replace") or f"FATAL:  {postgres_programs.last_line(done.stderr)}"
 
 
 def _disarm(pid_file: Path) -> None:
@@ -336,14 +336,14 @@ def _disarm(pid_file: Path) -> None:
     PostgreSQL would take that process for a server. Only the pid is replaced: the rest of the file tells PostgreSQL
     which shared memory to look at, which keeps it from starting beside the remains of a killed server.
     """
-    lines = files.lines(pid_file)
-    if lines and lines[0].isdecimal() and programs.exists(int(lines[0])):
-        files.write(pid_file, "\n".join([str(_NO_PID), *lines[1:], ""]))
+    lines = shared_files.lines(pid_file)
+    if lines and lines[0].isdecimal() and postgres_programs.exists(int(lines[0])):
+        shared_files.write(pid_file, "\n".join([str(_NO_PID), *lines[1:], ""]))
 
 
 def _remembered_port(folder: Path) -> int | None:
     """Return the port the server had last."""
-    lines = files.lines(folder / "port")
+    lines = shared_files.lines(folder / "port")
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 
 
@@ -369,11 +369,11 @@ def _free_port(wanted: int | None) -> int:
 
 def _postmaster(folder: Path) -> _Postmaster | None:
     """Return the live server process of our data folder: the pid file says which, its command line proves it."""
-    lines = files.lines(folder / "data" / "postmaster.pid")
+    lines = shared_files.lines(folder / "data" / "postmaster.pid")
     if not lines or not lines[0].isdecimal():
         return None
     pid = int(lines[0])
-    if not programs.command_line(pid).endswith(f" -D {folder / 'data'}"):
+    if not postgres_programs.command_line(pid).endswith(f" -D {folder / 'data'}"):
         return None
     port = lines[3] if len(lines) > 3 else ""  # noqa: PLR2004 - the fourth line is the port
     return _Postmaster(pid, int(port) if port.isdecimal() else None)
@@ -383,7 +383,9 @@ def _accepts(postmaster: _Postmaster) -> bool:
     """Ask the server itself; a full server accepts connections too."""
     if postmaster.port is None:
         return False
-    return programs.run(["pg_isready", "-q", "-h", _HOST, "-p", str(postmaster.port), "-t", "5"]).returncode == 0
+    return (
+        postgres_programs.run(["pg_isready", "-q", "-h", _HOST, "-p", str(postmaster.port), "-t", "5"]).returncode == 0
+    )
 
 
 def _fatal(said: str) -> str:
@@ -396,4 +398,6 @@ def _sql(folder: Path, postmaster: _Postmaster, statement: str) -> str:
     command = ["psql", "-X", "-A", "-t", "-w", "-v", "ON_ERROR_STOP=1", "-h", _HOST, "-p", str(postmaster.port)]
     command += ["-U", ROLE, "-d", DATABASE, "-f", "-"]
     environment = {"PGPASSWORD": _password(folder)}
-    return programs.must(programs.run(command, text=statement + ";\n", environment=environment)).strip()
+    return postgres_programs.must(
+        postgres_programs.run(command, text=statement + ";\n", environment=environment)
+    ).strip()

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from twophase.local import programs
+from twophase.local import postgres_programs
 
 _PR_SET_PDEATHSIG = 1
 _PROC = Path("/proc")
@@ -58,7 +58,7 @@ def members(session: int) -> list[int]:
 def parents_of(text: str, session: int) -> list[Identity]:
     """Return who in a session started processes with this text in their commands, without those who have it too."""
     there = _all()
-    named = [pid for pid in there if text in programs.command_line(pid)]
+    named = [pid for pid in there if text in postgres_programs.command_line(pid)]
     parents = {there[pid].parent for pid in named} - set(named)
     return [found for pid in sorted(parents) if pid in members(session) and (found := identity(pid))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twophase.local import postgres
-from twophase.local.resolver import resolve
+from twophase.local.committer_database import resolve
 
 if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from twophase.core.errors import StoreUnavailable, TwophaseError
-from twophase.local import files, processes
+from twophase.local import processes, shared_files
 from twophase.local.processes import Identity
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until told to stop; refuse if another one runs."""
-        with files.locked(self._folder / "lock", _GRACE):
+        with shared_files.locked(self._folder / "lock", _GRACE):
             clear(self._folder)
             wake = self._catch_signals()
             self._save()
@@ -260,7 +260,7 @@ class Supervisor:
         (self._folder / "state").unlink(missing_ok=True)
 
     def _save(self) -> None:
-        files.write(self._folder / "state", json.dumps(asdict(self._state), indent=2) + "\n")
+        shared_files.write(self._folder / "state", json.dumps(asdict(self._state), indent=2) + "\n")
 
 
 # --- from outside ----------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Supervisor:
 def running(folder: Path) -> SupervisorState | None:
     """Return the state of the supervisor that runs on this folder."""
     state = _read(folder)
-    return state if state and state.alive and files.is_locked(folder / "lock") else None
+    return state if state and state.alive and shared_files.is_locked(folder / "lock") else None
 
 
 def stop(folder: Path, seconds: float) -> bool:
@@ -279,7 +279,7 @@ def stop(folder: Path, seconds: float) -> bool:
         return clear(folder)
     os.kill(state.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
-    while state.alive or files.is_locked(folder / "lock"):
+    while state.alive or shared_files.is_locked(folder / "lock"):
         if time.monotonic() > deadline:
             msg = f"the supervisor (pid {state.pid}) did not stop within {seconds:.0f} s; try again"
             raise StoreUnavailable(msg)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
 
     from twophase.core.manifest import Column
-    from twophase.core.samples import Row
+    from twophase.core.row_samples import Row
 
 
 class Session(Protocol):

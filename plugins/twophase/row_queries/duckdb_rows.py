@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from twophase.core.errors import AttemptFailed, ConfigError, ManifestMismatch, TwophaseError
 from twophase.core.manifest import Column
-from twophase.core.samples import CHARACTERS, ROW_BYTES, ROWS, Row, sample
+from twophase.core.row_samples import CHARACTERS, ROW_BYTES, ROWS, Row, sample
 from twophase.formats.spark_types import split
 from twophase.storage.partition_folders import partition_values
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from twophase.core.errors import AttemptFailed, ConfigError
 from twophase.core.manifest import Column
-from twophase.core.samples import CHARACTERS, ROW_BYTES, ROWS, Row, sample
+from twophase.core.row_samples import CHARACTERS, ROW_BYTES, ROWS, Row, sample
 from twophase.row_queries.duckdb_rows import DuckDBRows, quote
 from twophase.storage import database
 from twophase.storage.database import TableName

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import unquote
 
 from twophase.core.errors import BadRecord, InputChanged, SinkUnavailable
-from twophase.sources.record_scan import SCANNERS, UNREADABLE, Problem, Reading, scan_text
+from twophase.sources.bad_record_scan import SCANNERS, UNREADABLE, Problem, Reading, scan_text
 from twophase.storage.arrow_files import UNREAD
 
 _ABOUT_INPUT = re.compile(

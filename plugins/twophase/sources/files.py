@@ -13,10 +13,10 @@ from twophase.core.checkpoint import Input, InputFile, Known, looks
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
-from twophase.sources import survey
+from twophase.sources import new_files
 from twophase.sources.fixed_files import FixedFiles, checksum
+from twophase.sources.new_files import Found
 from twophase.sources.quarantine import Quarantine
-from twophase.sources.survey import Found
 from twophase.storage import disk
 from twophase.storage.disk import identity
 from twophase.storage.listing import unreadable
@@ -124,7 +124,7 @@ class Files(FixedFiles):
     def discover(self, slot: str | None = None, known: Known | None = None) -> Found:  # noqa: ARG002 - takes what has landed
         """Look at the finished files; those that are known, and as they were, need not be asked about."""
         try:
-            return survey.look(str(self.folder), self.who, known)
+            return new_files.look(str(self.folder), self.who, known)
         except FileNotFoundError:
             self.prepare()
             return Found([])

@@ -15,9 +15,9 @@ from twophase.core.checkpoint import Input, InputFile, looks
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.settings import data_path
 from twophase.sources import bad_records
+from twophase.sources.bad_record_scan import Reading
 from twophase.sources.base import Sifted, Source
 from twophase.sources.quarantine import Quarantine, sift
-from twophase.sources.record_scan import Reading
 from twophase.storage.base import DISK, Storage
 from twophase.storage.spark_paths import listed_in_the_driver, literal
 

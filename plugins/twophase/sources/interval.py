@@ -18,9 +18,9 @@ from twophase.core.ports import Progress
 from twophase.core.slots import Slot
 from twophase.formats import iceberg_catalogs
 from twophase.formats.log_errors import Conflict, Trouble
+from twophase.sources.bad_record_scan import declared_types
 from twophase.sources.fixed_files import FixedFiles
 from twophase.sources.quarantine import Quarantine
-from twophase.sources.record_scan import declared_types
 from twophase.storage.base import DISK, Storage, Within, storage_of
 from twophase.storage.disk import identity
 from twophase.storage.listing import check_name, finished, unfinished, unreadable

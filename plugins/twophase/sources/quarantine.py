@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 from twophase.core.errors import BadRecord, ConfigError
 from twophase.core.settings import data_path
-from twophase.sources import record_scan
+from twophase.sources import bad_record_scan
+from twophase.sources.bad_record_scan import Reading
 from twophase.sources.base import Sifted
-from twophase.sources.record_scan import Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -191,7 +191,7 @@ def _placed(source: FixedFiles, spark: SparkSession, whole: DataFrame, files: li
     array = F.lit(kind == "json") & F.col("raw").rlike(r"^\s*\[") & (F.col("count") % size == 0)
     adds_up = F.col("lines").isNotNull() & ((size == F.col("count")) | array)
     unknown = F.expr("array_repeat(cast(null as bigint), count)")
-    reason = F.udf(partial(_by_value(record_scan.reason), kind=kind, reading=reading), "string", useArrow=False)
+    reason = F.udf(partial(_by_value(bad_record_scan.reason), kind=kind, reading=reading), "string", useArrow=False)
     return (
         texts.join(names, _FILE)
         .join(lines, [_FILE, "raw"], "left")
@@ -224,7 +224,7 @@ def _lines(spark: SparkSession, texts: DataFrame, files: list[_BadFile], kind: s
     work = [(file.uri, file.path, wanted.get(file.uri)) for file in files]
     tasks = min(len(work), 4 * spark.sparkContext.defaultParallelism)
     numbered = spark.sparkContext.parallelize(work, tasks).flatMap(
-        partial(_by_value(record_scan.numbered), kind=kind, reading=reading)
+        partial(_by_value(bad_record_scan.numbered), kind=kind, reading=reading)
     )
     return spark.createDataFrame(numbered, f"{_FILE} string, raw string, line bigint", verifySchema=False)
 
@@ -233,5 +233,5 @@ def _by_value(function: Callable[..., T]) -> Callable[..., T]:
     """Let a function of the scanning module be pickled with all that it needs: the workers may lack the package."""
     from pyspark.cloudpickle.cloudpickle import register_pickle_by_value
 
-    register_pickle_by_value(record_scan)  # type: ignore[no-untyped-call]
+    register_pickle_by_value(bad_record_scan)  # type: ignore[no-untyped-call]
     return function

@@ -19,7 +19,7 @@ from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, status
 
 from twophase.committer import queries
-from twophase.web.record import reading
+from twophase.web.record_session import reading
 
 #: On every route: may this user read runs at all, and those of the DAG that the path names?
 MAY_READ_RUNS = Depends(requires_access_dag("GET", DagAccessEntity.RUN))

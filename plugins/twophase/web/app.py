@@ -17,16 +17,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from twophase.cli.decisions import standing
+from twophase.cli.manual_decisions import standing
 from twophase.committer import queries, writes
-from twophase.core.advice import advise
 from twophase.core.errors import ConfigError
+from twophase.core.next_step import advise
 from twophase.core.states import State
-from twophase.web import words
+from twophase.web import page_text
 from twophase.web.access import MAY_READ_RUNS, OnePipeline, VisiblePipelines
+from twophase.web.airflow_runs import has_ended
 from twophase.web.plugin import PREFIX
-from twophase.web.record import Unavailable, reading
-from twophase.web.runs import has_ended
+from twophase.web.record_session import Unavailable, reading
 
 TEMPLATES = Folder(__file__).parent / "templates"
 STYLE, SCRIPT = TEMPLATES / "style.css", TEMPLATES / "page.js"
@@ -182,7 +182,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(words.FILTERS)
+    made.filters.update(page_text.FILTERS)
     made.globals.update({file.stem: Markup(file.read_text()) for file in (STYLE, SCRIPT)})  # noqa: S704 - our own files
     return made
 

@@ -12,7 +12,7 @@ from support.pipelines.factories import SCHEMA, stage_rows, visible
 from support.pipelines.replacement_bench import durable
 from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.files import foreign
+from twophase.sinks.files import foreign_folder
 from twophase.sinks.files.sink import Files
 from twophase.sinks.staged_files.layout import Marker, markers
 
@@ -83,18 +83,18 @@ def test_r1_an_adopter_that_wakes_after_the_slot_was_replaced_changes_nothing(
     slotted: Slotted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had opened the folder; then another run took over, adopted it, and put revision 1 in its place."""
-    describe = foreign.describe
+    describe = foreign_folder.describe
     adopted: list[Output] = []
 
     def late(*args: Any) -> Any:
-        monkeypatch.setattr(foreign, "describe", describe)
+        monkeypatch.setattr(foreign_folder, "describe", describe)
         found = slotted.sink.adopt(Key("days", 1, 0), DAY)
         assert found is not None
         adopted.append(found)
         slotted.promote(slotted.staged(Key("days", 1, 1), found))
         return describe(*args)
 
-    monkeypatch.setattr(foreign, "describe", late)
+    monkeypatch.setattr(foreign_folder, "describe", late)
 
     slotted.sink.adopt(Key("days", 1, 0), DAY)
 
@@ -107,18 +107,18 @@ def test_r1_an_adopter_that_wakes_leaves_the_marker_that_another_one_recorded(
     slotted: Slotted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had described the folder; then one more file came, and another run adopted both and went on from there."""
-    mark = foreign.Foreign.mark
+    mark = foreign_folder.Foreign.mark
     adopted: list[Output] = []
 
-    def late(folder: foreign.Foreign, marker: Marker) -> None:
-        monkeypatch.setattr(foreign.Foreign, "mark", mark)
+    def late(folder: foreign_folder.Foreign, marker: Marker) -> None:
+        monkeypatch.setattr(foreign_folder.Foreign, "mark", mark)
         (slotted.folder / "part-late.parquet").write_bytes(next(slotted.folder.glob("*.parquet")).read_bytes())
         found = slotted.sink.adopt(Key("days", 1, 0), DAY)
         assert found is not None
         adopted.append(found)
         mark(folder, marker)
 
-    monkeypatch.setattr(foreign.Foreign, "mark", late)
+    monkeypatch.setattr(foreign_folder.Foreign, "mark", late)
 
     slotted.sink.adopt(Key("days", 1, 0), DAY)
 

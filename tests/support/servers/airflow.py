@@ -28,7 +28,7 @@ from sqlalchemy import Connection, create_engine
 
 from twophase.local import postgres, stack
 from twophase.local.airflow import QUICK
-from twophase.local.client import Client
+from twophase.local.airflow_client import Client
 
 #: A password in a connection that every task could read, and that must turn up nowhere.
 CANARY = "canary-5f1d2c9b7e"

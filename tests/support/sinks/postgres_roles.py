@@ -20,7 +20,7 @@ from support.servers.postgres import FASTER, administer, open_folder
 from twophase import sinks
 from twophase.core.checkpoint import Json, Key
 from twophase.core.manifest import Column
-from twophase.local import postgres, programs
+from twophase.local import postgres, postgres_programs
 from twophase.sinks.postgres.staging_table import Loader
 from twophase.storage import database
 from twophase.storage.database import TableName
@@ -30,7 +30,7 @@ SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 PASSWORDS = {"stager": "choose one", "promoter": "choose another"}
 #: Where the programs of other versions are: in the wheel beside those that are used, and where Debian puts them.
 PLACES = {
-    "16": Path(str(programs.program("postgres"))).parents[2] / "pginstall" / "bin",
+    "16": Path(str(postgres_programs.program("postgres"))).parents[2] / "pginstall" / "bin",
     "15": Path("/usr/lib/postgresql/15/bin"),
 }
 
@@ -77,9 +77,9 @@ def server(version: str) -> Iterator[str]:
     home = open_folder(f"twophase-server-{version}-")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TWOPHASE_HOME", str(home))
-        environment.setattr(programs, "MAJOR", version)
-        environment.setattr(programs, "program", lambda name: place / name)
-        environment.setattr(programs, "run", partial(_run_older, programs.run))
+        environment.setattr(postgres_programs, "MAJOR", version)
+        environment.setattr(postgres_programs, "program", lambda name: place / name)
+        environment.setattr(postgres_programs, "run", partial(_run_older, postgres_programs.run))
         dsn = postgres.ensure()
         administer(dsn, *FASTER)
         yield dsn

@@ -16,7 +16,7 @@ from twophase.cli.output import busy
 from twophase.core import settings
 from twophase.core.errors import StoreUnavailable
 from twophase.local import airflow, postgres, processes, stack, supervisor
-from twophase.local.client import ENDED, ApiError, Client
+from twophase.local.airflow_client import ENDED, ApiError, Client
 
 #: What is put into the folder of DAGs: the package's example, with retries that do not keep anybody waiting.
 DAG = '''"""The word count of `twophase demo`."""

@@ -11,7 +11,7 @@ from twophase.cli.demo.airflow import AirflowStory
 from twophase.cli.demo.story import CONF, PIPELINE
 from twophase.cli.output import busy
 from twophase.core import settings
-from twophase.local.cluster import Cluster
+from twophase.local.spark_cluster import Cluster
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -127,7 +127,7 @@ class Story(ABC):
         """Print the commit table and the proof; say whether everything holds."""
         from rich.text import Text
 
-        from twophase.cli.record import CHECKPOINTS
+        from twophase.cli.record_views import CHECKPOINTS
 
         self.head("The commit table")
         record = self.record()

@@ -21,7 +21,7 @@ from twophase.core.settings import data_path
 from twophase.core.slots import Slot
 from twophase.row_queries.duckdb_rows import DuckDBRows
 from twophase.sinks.base import Attempt, Sink, Superseded, until_gone
-from twophase.sinks.files import foreign
+from twophase.sinks.files import foreign_folder
 from twophase.sinks.files.leftovers import Leftovers
 from twophase.sinks.files.promotion import TRIES, FilesPromoter
 from twophase.sinks.staged_files import manifest_check, owner, seal
@@ -213,7 +213,7 @@ class Files(Sink):
         name = self._folder(slot)
         if name is None:
             return None
-        with foreign.foreign(Path(self.location()) / name) as folder:
+        with foreign_folder.foreign(Path(self.location()) / name) as folder:
             if folder is None:
                 return None
             if not self.adopts:
@@ -296,8 +296,8 @@ class Files(Sink):
         mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == (key[2], attempt)]
         if mine:  # sealed before by a task that died since
             return manifest_check.load(place, attempt, mine[0].digest).summary(mine[0].digest)
-        found = foreign.describe(place.staged, self.format, self.options)
-        columns = foreign.schema(place.staged, found, self.format)
+        found = foreign_folder.describe(place.staged, self.format, self.options)
+        columns = foreign_folder.schema(place.staged, found, self.format)
         there = {column.name for column in columns}
         given = tuple(Column(name, "string") for name in self.partition_by if columns and name not in there)
         for name in self._given_names():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Refused
-from twophase.sinks.postgres import demands, rights, staging_table, target
+from twophase.sinks.postgres import catalog, rights, staging_table, target
 from twophase.sinks.postgres.promotion import NotThere, PostgresPromoter
 from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT
 from twophase.storage import database
@@ -58,7 +58,7 @@ class Acceptance:
     def _look(self, cursor: Any) -> Trial | None:  # noqa: ANN401 - a cursor
         """Check what can be asked for; return the trial of what else could refuse."""
         promoter = self.promoter
-        found = demands.kind_of(cursor, promoter.target)
+        found = catalog.kind_of(cursor, promoter.target)
         self._is_early = promoter.mode.name == "retract" and promoter.comes_after_staged(cursor)
         with self._told():
             promoter.check_there(cursor)
@@ -70,7 +70,7 @@ class Acceptance:
         written = [name for name in database.columns_of(cursor, promoter.staged) or () if name != CHANGE]
         filled = {*written, *([CHECKPOINT] if promoter.numbers else [])}
         self._check_rights(cursor, found, written, filled & there.keys())
-        columns, checks = demands.columns_of(cursor, found.oid), demands.checks_of(cursor, found.oid)
+        columns, checks = catalog.columns_of(cursor, found.oid), catalog.checks_of(cursor, found.oid)
         self._check_rows(cursor, written, columns, checks)
         if promoter.mode.attach:
             target.fit(cursor, found.oid, promoter.staged)  # its scans are done before the trial locks the target
@@ -84,18 +84,18 @@ class Acceptance:
         self._check_numbers(cursor, found.oid, filled, times=2 if needed else 1)
         if needed:
             return promoter.try_out
-        return promoter.try_making if demands.has_event_triggers(cursor) else None
+        return promoter.try_making if catalog.has_event_triggers(cursor) else None
 
     def _has_hazards(self, cursor: Any, oid: int, written: list[str]) -> bool:  # noqa: ANN401 - a cursor
         """Say whether rows of others, or somebody's code, decide upon the staged ones."""
         mode, in_order = self.promoter.mode, self.promoter.is_in_order(cursor)
         deletes = mode.name in {"replace", "retract"} or not in_order
         changed = [name for name in written if mode.key and name not in mode.key]
-        indexes = demands.indexes_of(cursor, oid)
+        indexes = catalog.indexes_of(cursor, oid)
         return bool(
             (mode.name == "retract" and not in_order)
-            or demands.watchers_of(cursor, oid)
-            or demands.references_of(cursor, oid, changed, deletes=deletes)
+            or catalog.watchers_of(cursor, oid)
+            or catalog.references_of(cursor, oid, changed, deletes=deletes)
             or not all(one.plain and (not one.excludes or set(one.columns) == set(mode.key)) for one in indexes)
             or self._is_long(cursor, [[name for name in one.long if name in written] for one in indexes])
         )
@@ -118,7 +118,7 @@ class Acceptance:
     def _check_numbers(self, cursor: Any, oid: int, filled: Collection[str], *, times: int) -> None:  # noqa: ANN401 - a cursor
         """Raise BadValue unless sequences have a number for each row; a trial uses up as many as the promotion."""
         rows = self.promoter.manifest["rows"]
-        for name, left in demands.numbers_left(cursor, oid, filled).items():
+        for name, left in catalog.numbers_left(cursor, oid, filled).items():
             if left < times * rows:
                 msg = (
                     f"{self.which}: sequence {name}, which fills a column, has {left} numbers left, expected"
@@ -127,7 +127,7 @@ class Acceptance:
                 )
                 raise BadValue(msg)
 
-    def _check_rights(self, cursor: Any, found: demands.Relation, written: list[str], known: Collection[str]) -> None:  # noqa: ANN401 - a cursor
+    def _check_rights(self, cursor: Any, found: catalog.Relation, written: list[str], known: Collection[str]) -> None:  # noqa: ANN401 - a cursor
         new = [name for name in written if name not in known]
         if new and not rights.is_owner(cursor, found.oid):
             msg = (
@@ -135,7 +135,7 @@ class Acceptance:
                 " cannot add it; add it yourself, or drop it from the output"
             )
             raise ConfigError(msg)
-        if new and (whole := demands.columns_given_by(cursor, found.oid)):
+        if new and (whole := catalog.columns_given_by(cursor, found.oid)):
             msg = f"{self.which}: column {new[0]!r} is new, and its columns are those of {whole}; add it there"
             raise ConfigError(msg)
         if not rights.may_delete(cursor, found.oid) and not self.promoter.is_in_order(cursor):
@@ -150,8 +150,8 @@ class Acceptance:
         self,
         cursor: Any,  # noqa: ANN401 - a cursor
         written: list[str],
-        columns: list[demands.CatalogColumn],
-        checks: list[demands.CheckConstraint],
+        columns: list[catalog.CatalogColumn],
+        checks: list[catalog.CheckConstraint],
     ) -> None:
         """Raise BadValue for a row that breaks a NOT NULL or a CHECK over what is staged."""
         from psycopg2 import sql
@@ -219,7 +219,7 @@ class Acceptance:
             raise BadValue(msg) from error
 
 
-def _may_refuse_nothing(column: demands.CatalogColumn) -> bool:
+def _may_refuse_nothing(column: catalog.CatalogColumn) -> bool:
     """Say whether a column could refuse a row that gives it no value."""
     return column.base is not None or column.computed or (column.not_null and not column.has_default)
 

@@ -22,7 +22,7 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance, Refused
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.postgres import arrival, history, owner, receipts, seal, staging_table, target
+from twophase.sinks.postgres import history, owner, receipts, seal, staging_table, swallowed_rows, target
 from twophase.sinks.postgres.changes import Changes
 from twophase.sinks.postgres.history import History, Order
 from twophase.sinks.postgres.slot_rows import SlotRows
@@ -244,7 +244,7 @@ class PostgresPromoter:
         if self.mode.create:
             self._create(cursor, columns)
         if self.mode.attach or self.mode.key:
-            self._expect(arrival.count(cursor, self.staged), f"in staging table {self.staged}")
+            self._expect(swallowed_rows.count(cursor, self.staged), f"in staging table {self.staged}")
         if self.mode.attach:
             target.attach(cursor, self.target, self.staged, self.key)
             return
@@ -283,8 +283,8 @@ class PostgresPromoter:
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}")
         cursor.execute(insert.format(self.target.sql, *map(sql.SQL(", ").join, (names, values)), self.staged.sql))
         moved = int(cursor.rowcount)
-        if arrival.is_watched(cursor, self.target):
-            moved = arrival.count(cursor, self.target, self._mine(cursor))
+        if swallowed_rows.is_watched(cursor, self.target):
+            moved = swallowed_rows.count(cursor, self.target, self._mine(cursor))
         self._expect(moved, f"of the checkpoint in {self.target}; let no trigger or rule of it swallow or add rows")
         if self.slot_rows:
             self.slot_rows.lock(cursor, self.key, self.target)
@@ -394,7 +394,9 @@ class PostgresPromoter:
             raise NotThere(msg)
 
     def _refuse_swallowed(self, cursor: Any, changes: Changes, rows: Composable, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
-        if arrival.is_watched(cursor, self.target) and (count := arrival.swallowed(cursor, changes, rows, columns)):
+        if swallowed_rows.is_watched(cursor, self.target) and (
+            count := swallowed_rows.swallowed(cursor, changes, rows, columns)
+        ):
             msg = f"{count} rows of the checkpoint are not in {self.target} as they were staged; let no trigger of it"
             msg = f"{msg} swallow or bring back rows"
             raise Refused(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from twophase.sinks.postgres import demands, owner, promotion, receipts
+from twophase.sinks.postgres import catalog, owner, promotion, receipts
 from twophase.sinks.postgres.promotion import Mode
 from twophase.storage.database import TableName
 
@@ -50,7 +50,7 @@ def lacking(cursor: Any, target: TableName, mode: Mode) -> Iterator[str]:  # noq
     if not usage:
         yield f"{user} has no USAGE on schema {target.schema}; grant it"
         return
-    found = demands.kind_of(cursor, target)
+    found = catalog.kind_of(cursor, target)
     if found is None:
         if not create:
             yield f"{user} may not create tables in schema {target.schema}; grant CREATE on it, or make the table"
@@ -82,7 +82,7 @@ def _of_markers(cursor: Any, user: str, mode: Mode) -> Iterator[str]:  # noqa: A
             yield f"{user} has no {right} on {table}, where the markers are; grant it"
 
 
-def _of_target(cursor: Any, user: str, found: demands.Relation, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
+def _of_target(cursor: Any, user: str, found: catalog.Relation, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
     which = f"{found.schema}.{found.name}"
     owns = is_owner(cursor, found.oid)
     if mode.attach:

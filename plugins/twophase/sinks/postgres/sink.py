@@ -19,14 +19,14 @@ from twophase.core.slots import Slot
 from twophase.row_queries.base import RowSet
 from twophase.row_queries.postgres_rows import PostgresRows, RowSelection
 from twophase.sinks.base import Attempt, Sink, two_owners
-from twophase.sinks.postgres import fit, owner, promotion, receipts, seal, slot_rows, staging_table
+from twophase.sinks.postgres import owner, promotion, receipts, seal, slot_rows, staging_table, target_check
 from twophase.sinks.postgres.acceptance import Acceptance
 from twophase.sinks.postgres.changes import OURS
-from twophase.sinks.postgres.fit import BY_KEY, Fit
 from twophase.sinks.postgres.history import order_of
 from twophase.sinks.postgres.promotion import Mode, PostgresPromoter
 from twophase.sinks.postgres.slot_rows import SlotRows, by_checkpoint
 from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT, Columns
+from twophase.sinks.postgres.target_check import BY_KEY, TargetCheck
 from twophase.sinks.postgres.verification import Held
 from twophase.storage import database
 from twophase.storage.database import TableName
@@ -79,7 +79,7 @@ class Postgres(Sink):
         self.staging_conn_id = staging_conn_id
         self.staging_schema = staging_schema
         self.target = TableName.parse(self.table)
-        fit.check_declared(self._named, conn_id, self._mode, slot_column, staging_schema)
+        target_check.check_declared(self._named, conn_id, self._mode, slot_column, staging_schema)
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal one: connections by their ids."""
@@ -158,16 +158,16 @@ class Postgres(Sink):
             msg = f"{self._named}: with history=0 there is no order between slots; keep some, or append"
             raise ConfigError(msg)
         by_slots = self._by_slots or slot is not None
-        fit = Fit(self._named, self.target, self._mode, self.slot_column, by_slots=by_slots)
+        target = TargetCheck(self._named, self.target, self._mode, self.slot_column, by_slots=by_slots)
         try:
             stager = self._stager()
             with database.committed(self.conn_id) as cursor:
-                fit.check_writable(cursor)
-                fit.check(cursor, slot)
-                fit.create_schema(cursor)
+                target.check_writable(cursor)
+                target.check(cursor, slot)
+                target.create_schema(cursor)
                 promotion.create_markers(cursor)
                 receipts.create(cursor)
-                fit.check_rights(cursor)
+                target.check_rights(cursor)
                 staging_table.create_schema(cursor, self.staging_schema, stager)
                 schemas = (self.staging_schema, promotion.MARKERS.schema)
                 seal.check_accounts(cursor, self._named, stager, self.target, schemas=schemas)
@@ -268,10 +268,10 @@ class Postgres(Sink):
             msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
             raise ConfigError(msg)
         with database.committed(self._staging_conn_id) as cursor:
-            asked = fit.asked_of(cursor, self.target)
+            asked = target_check.asked_of(cursor, self.target)
             columns = self._plan(cursor, _which(key, sink), schema)
             numbered = [CHECKPOINT] if self._promoter(key, handle, {}).numbers else []
-            fit.check_columns(_which(key, sink), asked, [*columns, *numbered], self._mode)
+            target_check.check_columns(_which(key, sink), asked, [*columns, *numbered], self._mode)
             if rows := SlotRows.of(handle):
                 kind = columns[rows.column][0] if rows.column in columns else None
                 slot_rows.check_column(cursor, _which(key, sink), rows.column, kind, rows.slot.text)
@@ -340,7 +340,7 @@ class Postgres(Sink):
 
     def _plan(self, cursor: Any, which: str, schema: Schema) -> Columns:  # noqa: ANN401 - a cursor
         """Say for each column which type it has in the target and how it gets there."""
-        there, bases = database.columns_of(cursor, self.target), fit.domains_of(cursor, self.target)
+        there, bases = database.columns_of(cursor, self.target), target_check.domains_of(cursor, self.target)
         changes = self.mode == "retract"
         return staging_table.plan(which, schema, there, create=self.create, changes=changes, bases=bases)
 

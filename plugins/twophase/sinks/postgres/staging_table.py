@@ -19,7 +19,7 @@ from twophase.core.errors import BadValue, ConfigError, SinkUnavailable, Twophas
 from twophase.core.manifest import Column, Schema
 from twophase.sinks.postgres import column_types, jdbc_load
 from twophase.sinks.postgres.column_types import Loading
-from twophase.storage import database, spark_messages
+from twophase.storage import database, spark_task_errors
 from twophase.storage.database import TableName
 from twophase.storage.spark_paths import quoted
 
@@ -171,7 +171,7 @@ def converted(frame: DataFrame, columns: Columns) -> DataFrame:
         if how.spark == "json":
             return functions.to_json(column).alias(name)
         fitting = functions.expr(f"try_cast({quoted(name)} as {how.spark})")
-        stop = spark_messages.stop(f"column {name!r}: value ", column.cast("string"), f" does not fit {postgres}")
+        stop = spark_task_errors.stop(f"column {name!r}: value ", column.cast("string"), f" does not fit {postgres}")
         fits = column.isNull() | fitting.isNotNull()
         return functions.when(fits, fitting).otherwise(stop.cast(how.spark)).alias(name)
 
@@ -198,7 +198,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: TableName) -> None:
 def _explained(which: str, error: Exception) -> Exception:
     """Say what a failed load means."""
     text = str(error)
-    if ours := spark_messages.heard(text):
+    if ours := spark_task_errors.heard(text):
         return BadValue(f"{which}: {ours}; correct it in the transform")
     if lacking := jdbc_load.lacks_driver(which, error):
         return lacking

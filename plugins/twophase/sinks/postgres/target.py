@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from twophase.core.checkpoint import Key
-from twophase.sinks.postgres import demands, staging_table
+from twophase.sinks.postgres import catalog, staging_table
 from twophase.storage import database
 from twophase.storage.database import TableName
 
@@ -74,7 +74,7 @@ def attach(cursor: Any, target: TableName, staged: TableName, key: Key) -> None:
     """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
     from psycopg2 import sql
 
-    if found := demands.kind_of(cursor, target):
+    if found := catalog.kind_of(cursor, target):
         fit(cursor, found.oid, staged)
     if old := partition_of(cursor, target, key.checkpoint_id):
         cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(target.sql, old.sql))
@@ -95,24 +95,24 @@ def fit(cursor: Any, oid: int, staged: TableName) -> None:  # noqa: ANN401 - a c
     """
     from psycopg2 import sql
 
-    own = demands.kind_of(cursor, staged)
+    own = catalog.kind_of(cursor, staged)
     if own is None:
         return
-    there = {column.name: column for column in demands.columns_of(cursor, own.oid)}
+    there = {column.name: column for column in catalog.columns_of(cursor, own.oid)}
     changes = [
         sql.SQL("ADD COLUMN {} {}").format(sql.Identifier(name), sql.SQL(definition))
-        for name, definition in demands.definitions_of(cursor, oid).items()
+        for name, definition in catalog.definitions_of(cursor, oid).items()
         if name not in there
     ]
     changes += [
         sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(column.name))
-        for column in demands.columns_of(cursor, oid)
+        for column in catalog.columns_of(cursor, oid)
         if column.not_null and not (column.name in there and there[column.name].not_null)
     ]
-    names = {check.name for check in demands.checks_of(cursor, own.oid)}
+    names = {check.name for check in catalog.checks_of(cursor, own.oid)}
     changes += [
         sql.SQL("ADD CONSTRAINT {} {}").format(sql.Identifier(check.name), sql.SQL(check.definition))
-        for check in demands.checks_of(cursor, oid)
+        for check in catalog.checks_of(cursor, oid)
         if check.name not in names
     ]
     if changes:

@@ -162,7 +162,7 @@ class Postgres(CheckpointCommitter):
     def _dsn(self) -> str:
         if self.conn_id is not None:
             return database.dsn(self.conn_id)
-        from twophase.local.resolver import resolve
+        from twophase.local.committer_database import resolve
 
         return resolve().dsn.replace("postgresql+psycopg2://", "postgresql://", 1)
 

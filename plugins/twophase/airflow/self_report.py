@@ -1,6 +1,6 @@
 """What an Airflow says of itself to a command beside it: its connections, and how it is set up.
 
-A program, started by `twophase.local.existing`: importing Airflow takes seconds and changes the logging, so that no
+A program, started by `twophase.local.existing_airflow`: importing Airflow takes seconds and changes the logging, so no
 command does it itself. The answer is the last line of its output, as JSON, and goes nowhere but into a pipe.
 """
 

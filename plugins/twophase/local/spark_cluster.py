@@ -25,7 +25,7 @@ from typing import Self
 
 from twophase.core import private_files
 from twophase.core.errors import StoreUnavailable
-from twophase.local import files, processes
+from twophase.local import processes, shared_files
 from twophase.spark.submit import child_environment, find_java, find_spark_home
 
 HOST = "127.0.0.1"
@@ -66,7 +66,7 @@ class Cluster:
         self.port, self.rest_port, self.ui_port = (_free_port() for _ in range(3))
         for name in ("conf", "logs", "work"):
             private_files.make_folder(self.folder / name)
-        files.write(
+        shared_files.write(
             self.properties,
             (
                 f"spark.master.rest.enabled true\nspark.master.rest.port {self.rest_port}\n"

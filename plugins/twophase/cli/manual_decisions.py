@@ -8,8 +8,8 @@ import typer
 
 from twophase.cli.output import Json, complain, listing, print_json, say
 from twophase.core import hindrances
-from twophase.core.advice import Advice, Standing, advise
 from twophase.core.checkpoint import Key, Run
+from twophase.core.next_step import Advice, Standing, advise
 from twophase.core.states import UNDECIDED, State
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.decisions import behind, standing
+from twophase.cli.manual_decisions import behind, standing
 from twophase.cli.output import Json, by_sink, cell, complain, listing, print_json, say, size, state, table
-from twophase.core.advice import advise
+from twophase.core.next_step import advise
 from twophase.core.states import State
 
 if TYPE_CHECKING:

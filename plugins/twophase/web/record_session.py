@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from twophase.committer import upgrade
 from twophase.committer.record import connect
 from twophase.core.errors import ConfigError
-from twophase.local.resolver import resolve
+from twophase.local.committer_database import resolve
 
 log = logging.getLogger(__name__)
 

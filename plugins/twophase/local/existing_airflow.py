@@ -1,6 +1,6 @@
 """The Airflow that is there: which one, how it is set up, and the connections that it keeps.
 
-A command asks it by a program of a few seconds (`twophase.airflow.existing`), only for what the environment does not
+A command asks it by a program of a few seconds (`twophase.airflow.self_report`), only for what the environment does not
 say, and only where something says where an Airflow keeps its connections. A Spark job never does.
 """
 
@@ -111,7 +111,7 @@ def describe(existing: Existing, *conn_ids: str) -> dict[str, Any]:
 
 def _ask(existing: Existing, *wanted: str) -> dict[str, Any]:
     """Run the program that answers; what else it says may hold a secret and is dropped."""
-    command = [sys.executable, "-P", "-m", "twophase.airflow.existing", *wanted]
+    command = [sys.executable, "-P", "-m", "twophase.airflow.self_report", *wanted]
     try:
         done = subprocess.run(
             command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from twophase.sinks.postgres import demands
+from twophase.sinks.postgres import catalog
 from twophase.sinks.postgres.changes import THERE, Changes
 from twophase.storage.database import TableName
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def is_watched(cursor: Any, target: TableName) -> bool:  # noqa: ANN401 - a cursor
     """Say whether somebody's trigger or rule sees the rows; those that wait for the commit have their say now."""
-    found = demands.kind_of(cursor, target)
-    if found is None or not demands.watchers_of(cursor, found.oid):
+    found = catalog.kind_of(cursor, target)
+    if found is None or not catalog.watchers_of(cursor, found.oid):
         return False
     cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
     return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 
-from twophase.airflow.sdk import AirflowFailException
+from twophase.airflow.compat import AirflowFailException
 from twophase.core.checkpoint import Key, Run
 from twophase.core.errors import (
     AuditFailed,

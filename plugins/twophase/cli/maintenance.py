@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twophase.cli.decisions import parked
+from twophase.cli.manual_decisions import parked
 from twophase.cli.output import Json, complain, print_json, progress, say, state, table
 from twophase.core.errors import SinkUnavailable, StoreUnavailable, TwophaseError
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from twophase.core import connections
 from twophase.core.errors import ConfigError
-from twophase.local import existing, postgres
+from twophase.local import existing_airflow, postgres
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -92,18 +92,18 @@ def find(conn_id: str) -> connections.Connection | None:
     if inside_airflow():
         return _from_airflow(conn_id)
     found = connections.connection(conn_id)
-    if found is not None or (airflow := existing.there()) is None or _is_asleep(airflow):
+    if found is not None or (airflow := existing_airflow.there()) is None or _is_asleep(airflow):
         return found
-    return existing.connection(airflow, conn_id)
+    return existing_airflow.connection(airflow, conn_id)
 
 
 def _committer() -> connections.Connection | None:
     """Return the connection to the committer database; the local Airflow has it from us, and is not asked for it."""
-    airflow = None if inside_airflow() else existing.there()
+    airflow = None if inside_airflow() else existing_airflow.there()
     return connections.connection(CONNECTION) if airflow and airflow.local else find(CONNECTION)
 
 
-def _is_asleep(airflow: existing.Existing) -> bool:
+def _is_asleep(airflow: existing_airflow.Existing) -> bool:
     """Say whether an Airflow's connections are in the embedded PostgreSQL, which is not running."""
     return airflow.local and postgres.running() is None
 
@@ -112,12 +112,12 @@ def where(conn_id: str) -> str:
     """Say where `find` looks for a connection."""
     if inside_airflow():
         return "Airflow's secrets backends, environment and database"
-    airflow = existing.there()
+    airflow = existing_airflow.there()
     if airflow is None:
         return f"{connections.variable(conn_id)} (there is no Airflow here that keeps connections)"
     if _is_asleep(airflow):
         return f"{connections.variable(conn_id)} ({airflow} is not running)"
-    return f"{connections.variable(conn_id)} and {existing.looked(airflow, conn_id)}"
+    return f"{connections.variable(conn_id)} and {existing_airflow.looked(airflow, conn_id)}"
 
 
 # Whoever opens the record finds connections so; a Spark job, which does not, by its environment.

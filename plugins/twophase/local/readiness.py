@@ -9,7 +9,7 @@ from typing import Any
 
 from twophase.core import settings
 from twophase.core.errors import ConfigError
-from twophase.local.existing import Existing
+from twophase.local.existing_airflow import Existing
 from twophase.spark import submit
 
 #: The connection that a stage task submits by, unless its DAG names another.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import ConfigError, SinkUnavailable
-from twophase.sinks.postgres import demands, rights, slot_rows
-from twophase.sinks.postgres.demands import CatalogColumn
+from twophase.sinks.postgres import catalog, rights, slot_rows
+from twophase.sinks.postgres.catalog import CatalogColumn
 from twophase.sinks.postgres.promotion import Mode
 from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database
@@ -51,8 +51,8 @@ def check_declared(which: str, conn_id: str, mode: Mode, slot_column: str | None
 
 def asked_of(cursor: Any, target: TableName) -> list[CatalogColumn]:  # noqa: ANN401 - a cursor
     """Return what the columns of a target ask for; of one that is still to be made, nothing."""
-    found = demands.kind_of(cursor, target)
-    return [] if found is None else demands.columns_of(cursor, found.oid)
+    found = catalog.kind_of(cursor, target)
+    return [] if found is None else catalog.columns_of(cursor, found.oid)
 
 
 def domains_of(cursor: Any, target: TableName) -> dict[str, str]:  # noqa: ANN401 - a cursor
@@ -85,7 +85,7 @@ def check_columns(which: str, asked: Iterable[CatalogColumn], written: Collectio
 
 
 @dataclass(frozen=True)
-class Fit:
+class TargetCheck:
     """What a sink expects of its target; `which` names the sink in errors."""
 
     which: str
@@ -106,11 +106,11 @@ class Fit:
 
     def check(self, cursor: Any, slot: str | None) -> None:  # noqa: ANN401 - a cursor
         """Raise ConfigError unless the target has the columns and indexes that promotion goes by, or will be made."""
-        found = demands.kind_of(cursor, self.target)
+        found = catalog.kind_of(cursor, self.target)
         if found is None:
             self._check_absent()
             return
-        for kind in (found, *(demands.partitions_of(cursor, found.oid) if found.partitioned else ())):
+        for kind in (found, *(catalog.partitions_of(cursor, found.oid) if found.partitioned else ())):
             if kind.objection:
                 msg = f"{self.which}: {kind.objection}"
                 raise ConfigError(msg)
@@ -126,7 +126,7 @@ class Fit:
         if missing := [name for name in self.mode.key if name not in columns]:
             msg = f"{self.which}: key {missing[0]!r} is no column of it, expected one of {', '.join(columns)}"
             raise ConfigError(msg)
-        if self.mode.key and not demands.has_unique_key(cursor, found.oid, self.mode.key):
+        if self.mode.key and not catalog.has_unique_key(cursor, found.oid, self.mode.key):
             key = ", ".join(self.mode.key)
             msg = (
                 f"{self.which}: no primary key or unique index on just {key} that is valid, not deferrable and over all"
