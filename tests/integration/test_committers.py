@@ -13,6 +13,7 @@ from support.faults.processes import PATIENCE, call, polls, start, stopped_at_en
 from support.sinks import senders
 from twophase import committers
 from twophase.committers import CheckpointCommitter
+from twophase.core import connections
 from twophase.core.errors import Busy, ConfigError, SinkUnavailable
 from twophase.sinks.write_ahead.committers import Mark, declared
 
@@ -305,3 +306,15 @@ def test_a_commit_that_was_killed_leaves_the_file_whole(file: committers.File, h
         file.forget(Mark(1, 1))
 
     assert [path.name for path in (home / "data/committers/orders/mail").iterdir()] == ["subtask.0"]
+
+
+def test_a_process_that_has_not_opened_the_record_is_told_to_name_a_connection(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Spark job, for example: it has no way to the committer database, and one that is named is enough."""
+    monkeypatch.setattr(connections, "committer_dsn", connections.no_committer)
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", dsn.replace("postgresql+psycopg2", "postgres"))
+
+    with pytest.raises(ConfigError, match="not known in a process that has not opened the record; name a connection"):
+        committers.Postgres("orders", "mail").create_resource()
+    committers.Postgres("orders", "mail", conn_id="shop").create_resource()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "plugins"
 PACKAGE = ROOT / "twophase"
+#: Draws the layers, and names the modules that a checkpoint passes.
+PAGE = ROOT.parent / "docs" / "architecture.md"
 
 #: From bottom to top; a part may import what is in its own layer or below. `__init__` is the package's own file.
 LAYERS: tuple[frozenset[str], ...] = (
@@ -25,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"storage"}),
     frozenset({"formats"}),
     frozenset({"row_queries"}),
-    frozenset({"committers", "sinks", "sources", "state"}),
+    frozenset({"committers", "sinks", "sources"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
     frozenset({"audits", "comparison"}),
@@ -47,7 +50,7 @@ AT_HOME: dict[str, frozenset[str]] = {
 }
 
 #: What runs in the driver and the executors.
-SHIPPED = ("core", "storage", "formats", "row_queries", "sinks", "sources", "state", "spark")
+SHIPPED = ("core", "storage", "formats", "row_queries", "sinks", "sources", "spark")
 
 #: What these parts must not import even inside a function.
 NEVER: dict[str, frozenset[str]] = {
@@ -128,12 +131,12 @@ def shown(module: str, imported: Import) -> str:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_never_go_up(module: str) -> None:
+    """Neither when a module is imported nor later, inside a function."""
     assert part_of(module) in RANK, f"{module}: give {part_of(module)!r} a place in LAYERS"
     upward = [
         shown(module, imported)
         for imported in imports(module)
-        if imported.at_import
-        and (target := own_module(imported.name))
+        if (target := own_module(imported.name))
         and target != "twophase"
         and RANK.get(part_of(target), 0) > RANK[part_of(module)]
     ]
@@ -262,3 +265,25 @@ def test_no_two_public_classes_have_the_same_name() -> None:
 
     assert {name: modules for name, modules in shared.items() if name not in SAME_NAME} == {}
     assert shared.keys() >= SAME_NAME.keys(), "remove what is no exception any more"
+
+
+def drawn_layers() -> tuple[frozenset[str], ...]:
+    """Return the layers of the drawing, from bottom to top: its lines divide them."""
+    drawing = PAGE.read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
+    layers = re.split(r"^─.*$", drawing, flags=re.MULTILINE)
+    names = (re.findall(r"\w+", " ".join(line.partition("│")[0] for line in layer.splitlines())) for layer in layers)
+    return tuple(frozenset(found) for found in names)[::-1]
+
+
+def test_the_page_on_architecture_draws_the_layers_as_they_are() -> None:
+    """Who reads the drawing knows what may import what, and no part of the package is missing there."""
+    assert drawn_layers() == LAYERS
+    assert {part_of(module) for module in MODULES} == RANK.keys()
+
+
+def test_the_page_on_architecture_names_modules_that_are_there() -> None:
+    """The walk of a checkpoint leads from module to module: each can be opened."""
+    named = set(re.findall(r"`([a-z_/]+\.py)`", PAGE.read_text(encoding="utf-8")))
+
+    assert {name for name in named if not any((folder / name).is_file() for folder in (PACKAGE, ROOT.parent))} == set()
+    assert len(named) > 20

@@ -102,6 +102,17 @@ _SHORTEST = 6
 where: Callable[[str], str] = variable
 
 
+def no_committer() -> str:
+    """Raise ConfigError: this process does not know where the committer database is."""
+    msg = "committer database: not known in a process that has not opened the record; name a connection by conn_id"
+    raise ConfigError(msg)
+
+
+#: Returns how libpq reaches the committer database, password included. `local.committer_database` puts it here: sinks
+#: are below `local`, and a Spark job, which must not reach that database, never imports it.
+committer_dsn: Callable[[], str] = no_committer
+
+
 def required(conn_id: str) -> Connection:
     """Return a connection; one that is not there is a ConfigError that says where was looked."""
     found = lookup(conn_id)

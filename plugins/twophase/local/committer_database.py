@@ -120,9 +120,15 @@ def where(conn_id: str) -> str:
     return f"{connections.variable(conn_id)} and {existing_airflow.looked(airflow, conn_id)}"
 
 
+def _committer_dsn() -> str:
+    """Return how libpq reaches the committer database."""
+    return resolve().dsn.replace(f"{DRIVER}://", "postgresql://", 1)
+
+
 # Whoever opens the record finds connections so; a Spark job, which does not, by its environment.
 connections.lookup = find
 connections.where = where
+connections.committer_dsn = _committer_dsn
 
 
 def _from_airflow(conn_id: str) -> connections.Connection | None:

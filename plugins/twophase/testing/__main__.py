@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import twophase.local.committer_database  # noqa: F401 - a write-ahead sink may keep its memory there
 from twophase.core.checkpoint import Key
 from twophase.sinks.base import Sink
 

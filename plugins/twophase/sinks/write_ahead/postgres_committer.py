@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from twophase.core import connections
 from twophase.core.errors import Busy, ConfigError, SinkUnavailable
 from twophase.sinks.write_ahead.committers import CheckpointCommitter
 from twophase.storage import database
@@ -160,11 +161,7 @@ class Postgres(CheckpointCommitter):
                 cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", (key,))
 
     def _dsn(self) -> str:
-        if self.conn_id is not None:
-            return database.dsn(self.conn_id)
-        from twophase.local.committer_database import resolve
-
-        return resolve().dsn.replace("postgresql+psycopg2://", "postgresql://", 1)
+        return connections.committer_dsn() if self.conn_id is None else database.dsn(self.conn_id)
 
     def _quoted(self) -> str:
         return ".".join('"{}"'.format(part.replace('"', '""')) for part in self.table.split("."))
