@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import tzinfo
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from twophase.audits import Audit
 from twophase.core import slots
 from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
 from twophase.core.retention import Retention
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
-from twophase.spark.stage import RESERVED
+from twophase.spark.transforms import RESERVED
+
+if TYPE_CHECKING:
+    from twophase.audits import Audit
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -141,6 +143,8 @@ class Pipeline:
 
     def _check_audits(self) -> None:
         for audit in self.audits:
+            from twophase.audits import Audit  # only where there are any: every parse of a DAG file pays for it
+
             if not isinstance(audit, Audit):
                 msg = f"pipeline {self.name!r}: audits: expected some of twophase.audits, found {audit!r}"
                 raise ConfigError(msg)
@@ -201,6 +205,8 @@ class Pipeline:
     @classmethod
     def from_declaration(cls, name: str, declaration: Mapping[str, Any]) -> Pipeline:
         """Build the pipeline that a record describes."""
+        from twophase.audits import Audit
+
         return cls(
             name,
             reads={read: Source.load(source) for read, source in declaration["reads"].items()},

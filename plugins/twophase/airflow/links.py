@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
 from airflow.sdk import BaseOperatorLink
 
 if TYPE_CHECKING:
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from twophase.core.checkpoint import Key
 
 
-@attrs.define()
 class CheckpointLink(BaseOperatorLink):
     """A button on the task that opens its checkpoint."""
 

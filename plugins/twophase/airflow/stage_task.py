@@ -29,13 +29,10 @@ from twophase.core.declared import current_name, public_name
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.lease import Lease
-from twophase.core.next_step import APPROVAL
 from twophase.core.states import DECIDED, State
 from twophase.pipeline import Pipeline
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
-from twophase.spark.plan import Plan
-from twophase.spark.submit import MAIN
 
 if TYPE_CHECKING:
     import jinja2
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from twophase.attempt import Staging
     from twophase.committer.record import PostgresRecord
     from twophase.core.coordinator import Coordinator
+    from twophase.spark.plan import Plan
 
 log = logging.getLogger("twophase")
 
@@ -142,6 +140,7 @@ class StagingOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Take a checkpoint and bring it to its votes; return its ids."""
         from twophase.attempt import Staging
+        from twophase.core.next_step import APPROVAL
         from twophase.runner import coordinator
 
         self.require()
@@ -283,6 +282,8 @@ class JobStager:
             self.operator.submit(job, self.context)
 
     def _job(self, plan: Plan, folder: Path) -> Job:
+        from twophase.spark.submit import MAIN
+
         def fill(value: Any) -> Any:
             return _filled(value, plan, folder)
 

@@ -1,8 +1,21 @@
-"""What a checkpoint reads."""
+"""What a checkpoint reads. Each source is loaded when it is first asked for: a DAG's file pays for what it declares."""
 
-from twophase.sources.committed import Committed
-from twophase.sources.files import Files
-from twophase.sources.interval import Interval
-from twophase.sources.lookup import Lookup
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twophase.sources.committed import Committed
+    from twophase.sources.files import Files
+    from twophase.sources.interval import Interval
+    from twophase.sources.lookup import Lookup
 
 __all__ = ["Committed", "Files", "Interval", "Lookup"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+    if name in __all__:
+        return getattr(import_module(f"twophase.sources.{name.lower()}"), name)
+    msg = f"module 'twophase.sources' has no attribute {name!r}"
+    raise AttributeError(msg)

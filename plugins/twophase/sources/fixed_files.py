@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from twophase.core.checkpoint import Input, InputFile, looks
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.settings import data_path
-from twophase.sources import bad_records
 from twophase.sources.bad_record_scan import Reading
 from twophase.sources.base import Sifted, Source
 from twophase.sources.quarantine import Quarantine, sift
@@ -101,6 +100,8 @@ class FileFormat(Source):
 
     def blame(self, files: Sequence[tuple[str, str]], text: str, *, lenient: bool = False) -> Exception | None:
         """Name the file (as shown, as on disk) and the record that Spark could not read."""
+        from twophase.sources import bad_records
+
         reading = Reading.of(self.reader_options(()), self.schema, lenient=lenient)
         return bad_records.find(files, self.format, reading, text, self.to_correct)
 
@@ -215,6 +216,8 @@ class FixedFiles(FileFormat):
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
         """Name the file and the record that Spark could not read; a file that changed meanwhile explains it first."""
+        from twophase.sources import bad_records
+
         text = bad_records.text_of(error)
         if found := bad_records.unread(self.who, text, lambda: self.check(fixed), self.to_correct):
             return found

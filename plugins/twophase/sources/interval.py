@@ -16,8 +16,6 @@ from twophase.core.errors import ConfigError, InputMissing, NotYet, SinkUnavaila
 from twophase.core.hindrances import Refused
 from twophase.core.ports import Progress
 from twophase.core.slots import Slot
-from twophase.formats import iceberg_catalogs
-from twophase.formats.log_errors import Conflict, Trouble
 from twophase.sources.bad_record_scan import declared_types
 from twophase.sources.fixed_files import FixedFiles
 from twophase.sources.quarantine import Quarantine
@@ -111,6 +109,8 @@ class Interval(FixedFiles):
             msg = f"{self.who}: a table has its own columns, also without rows; leave out schema and on_missing='empty'"
             raise ConfigError(msg)
         if self.catalog is not None:
+            from twophase.formats import iceberg_catalogs
+
             self.catalog = iceberg_catalogs.declared(self.who, self.path, self.catalog)
         if self.storage is not DISK and self.options:
             msg = f"{self.who}: option {min(self.options)!r}: reading from an object store has none; leave it out"
@@ -272,7 +272,8 @@ class Interval(FixedFiles):
 
     def _newest(self) -> Version | None:
         """Read the table's log; None: there is no table."""
-        from twophase.formats import table_versions
+        from twophase.formats import iceberg_catalogs, table_versions
+        from twophase.formats.log_errors import Conflict, Trouble
 
         try:
             if self.catalog is None:

@@ -20,14 +20,11 @@ from twophase.sinks.base import Sink
 from twophase.sources.bad_records import text_of
 from twophase.sources.base import Sifted, Source
 from twophase.spark.plan import Plan
-from twophase.spark.transforms import no_such_read
+from twophase.spark.transforms import RESERVED, no_such_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-#: Parameter names of a transform that no read may have.
-RESERVED = frozenset({"spark", "context", "state"})
 
 #: Whether the number of partitions of what is kept may follow from its rows; planned when it is kept.
 COALESCED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"

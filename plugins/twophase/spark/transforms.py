@@ -15,6 +15,8 @@ from pathlib import Path
 from twophase.core.errors import ConfigError
 from twophase.core.settings import spark_jobs
 
+#: Parameter names of a transform that no read may have.
+RESERVED = frozenset({"spark", "context", "state"})
 #: What a transform may ask for besides its reads.
 GIVEN = frozenset({"spark", "context"})
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from twophase.core import slots
@@ -19,9 +19,7 @@ from twophase.core.manifest import Column, Manifest, widens, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
-from twophase.row_queries.duckdb_rows import DuckDBRows
 from twophase.sinks.base import Attempt, Sink, Superseded, until_gone
-from twophase.sinks.files import foreign_folder
 from twophase.sinks.files.leftovers import Leftovers
 from twophase.sinks.files.promotion import TRIES, FilesPromoter
 from twophase.sinks.staged_files import manifest_check, owner, seal
@@ -32,6 +30,9 @@ from twophase.storage import disk, spark_frames, spark_paths
 from twophase.storage.base import DISK, writer_options
 from twophase.storage.row_counts import COMPRESSIONS, FORMATS
 from twophase.storage.spark_frames import Columns, RevisionFiles
+
+if TYPE_CHECKING:
+    from twophase.row_queries.duckdb_rows import DuckDBRows
 
 #: Spark would trim spaces off a value, and read one with a line break as two.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
@@ -210,6 +211,8 @@ class Files(Sink):
 
         The marker goes into the very folder that was described, wherever that may have been moved meanwhile.
         """
+        from twophase.sinks.files import foreign_folder
+
         name = self._folder(slot)
         if name is None:
             return None
@@ -291,6 +294,8 @@ class Files(Sink):
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
         """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
+        from twophase.sinks.files import foreign_folder
+
         place = FilesPaths(key, handle)
         seal.expect_output(place, sink)
         mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == (key[2], attempt)]
@@ -499,6 +504,8 @@ class Files(Sink):
         return self._relation(self.files(output), output, "committed")
 
     def _relation(self, files: list[str], output: Output, name: str) -> DuckDBRows:
+        from twophase.row_queries.duckdb_rows import DuckDBRows
+
         given = self._given(output) if self.slotted else {}
         return DuckDBRows(
             files,

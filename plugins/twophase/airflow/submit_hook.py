@@ -1,0 +1,90 @@
+"""Airflow's hook for spark-submit with our environment and settings; the stage task makes it when it submits."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+from twophase.core import connections
+from twophase.spark import submit as spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+#: What spark-submit says of a driver on Kubernetes: its namespace and its pod.
+_SUBMITTED = re.compile(r"submission ID [^\s:]+:(\S+-driver)\b")
+
+
+class SubmitHook(SparkSubmitHook):
+    """Airflow's hook, with a child that has none of Airflow's secrets in its environment but those it stages by."""
+
+    given: dict[str, str]
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """Run spark-submit; the child is killed when this thread ends, however that ends."""
+        self._child = self._environment()
+        submitted: str | None = super().submit(
+            application, **kwargs, env=self._child, preexec_fn=spark.die_with_submitter()
+        )
+        return submitted
+
+    def _environment(self) -> dict[str, str]:
+        python = spark.interpreter()
+        java, _ = spark.find_java(python)
+        environment = spark.child_environment(os.environ, python, spark.find_spark_home(python), java)
+        # behind whatever spark-submit the worker has been given: the one that was installed with us
+        environment |= self.given
+        environment["PATH"] = os.pathsep.join(filter(None, [environment.get("PATH"), str(Path(sys.executable).parent)]))
+        return environment
+
+    def _process_spark_submit_log(self, itr: Iterator[str]) -> None:
+        """Find the driver's pod in whatever namespace: Airflow's hook knows it only in one that is called spark."""
+        super()._process_spark_submit_log(self._noting_pod(itr))
+
+    def _noting_pod(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            if self._is_kubernetes and (found := _SUBMITTED.search(line)):
+                self._kubernetes_driver_pod = found[1]
+            yield line
+
+    def _build_spark_common_args(self) -> list[str]:
+        """Put `env_vars` into the child's environment, which would otherwise become a copy of this one."""
+        arguments: list[str] = super()._build_spark_common_args()
+        if self._env:
+            self._child.update({name: str(value) for name, value in self._env.items()})
+            self._env = None
+        return arguments
+
+
+def made_ours(
+    hook: SparkSubmitHook, properties_file: str | None, application: str, given: Sequence[str]
+) -> SparkSubmitHook:
+    """Return the hook of a SparkSubmitOperator as ours, for an application that is given some connections.
+
+    What the user set stays; the package and the users' folder go with an application of ours only.
+    """
+    hook.__class__ = SubmitHook
+    hook.given = connections.exported(given)  # type: ignore[attr-defined]
+    settings = spark.defaults(hook._connection["master"])  # noqa: SLF001 - only the hook has resolved it
+    said = _said_in(properties_file) | set(hook._conf)  # noqa: SLF001 - no getter
+    hook._conf |= {name: value for name, value in settings.items() if name not in said}  # noqa: SLF001 - no setter
+    if application == str(spark.MAIN):
+        jobs = [str(path) for path in spark.jobs()]
+        hook._py_files = ",".join(filter(None, [hook._py_files, *jobs])) or None  # noqa: SLF001 - no setter
+    return hook
+
+
+def _said_in(properties_file: str | None) -> set[str]:
+    """Return the names of the settings in a file for spark-submit: what is on its command line would win over them."""
+    if not properties_file:
+        return set()
+    try:
+        lines = Path(properties_file).read_text(encoding="utf-8").splitlines()
+    except OSError:  # spark-submit says so
+        return set()
+    return {re.split(r"[\s=:]", line.strip(), maxsplit=1)[0] for line in lines if line.strip()}
