@@ -268,6 +268,22 @@ def test_an_attached_partition_is_the_staging_table_itself_and_is_replaced_in_on
 
 
 @pytest.mark.parametrize(
+    ("mode", "known"),
+    [({}, False), ({"mode": "replace"}, False), ({"attach": True}, True), ({"mode": "upsert", "key": ["id"]}, True)],
+    ids=["append", "replace", "attach", "upsert"],
+)
+def test_what_is_only_inserted_is_not_looked_through_for_statistics(
+    target: Any, mode: dict[str, Any], known: bool
+) -> None:
+    """A merge and the readers of a partition need them; rows that are inserted are read once anyway."""
+    staged = Staged(declared(**mode), [(1, "a"), (2, "b")])
+
+    schema, name = staged.handle["staging"]
+    target.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", (f"{schema}.{name}",))
+    assert target.fetchone()[0] == (2 if known else -1)
+
+
+@pytest.mark.parametrize(
     ("found", "told"),
     [
         ([(1, "a"), (1, "b")], "2 rows have id 1"),

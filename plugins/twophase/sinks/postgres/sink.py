@@ -284,7 +284,7 @@ class Postgres(Sink):
         which, table = _which(key, sink), TableName(*handle["staging"])
         hit("stage.written")
         with database.committed(self._staging_conn_id) as cursor:
-            staging_table.finish(cursor, which, table, columns, self.key)
+            staging_table.finish(cursor, which, table, columns, self.key, planned=bool(self.key) or self.attach)
             if rows := SlotRows.of(handle):
                 rows.check_staged(cursor, which, table, columns[rows.column][0])
             found = staging_table.look(cursor, table)

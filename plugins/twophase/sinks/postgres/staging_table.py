@@ -248,8 +248,20 @@ def changing(  # noqa: PLR0913 - what is staged, and where it goes
     return now, then
 
 
-def finish(cursor: Any, which: str, table: TableName, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
-    """Give the loaded columns their own types, and see that every key is there once."""
+def finish(  # noqa: PLR0913 - what is staged, and what becomes of it
+    cursor: Any,  # noqa: ANN401 - a cursor
+    which: str,
+    table: TableName,
+    columns: Columns,
+    key: Sequence[str],
+    *,
+    planned: bool,
+) -> None:
+    """Give the loaded columns their own types, and see that every key is there once.
+
+    `planned` says that queries over the rows have to be planned well: a merge, or readers of a partition. Rows that are
+    only inserted are read once from end to end, and statistics of them would take a tenth of the whole.
+    """
     import psycopg2
     from psycopg2 import errors, sql
 
@@ -265,7 +277,8 @@ def finish(cursor: Any, which: str, table: TableName, columns: Columns, key: Seq
             _check_changes(cursor, which, table, columns, key)
         elif key:
             _check_key(cursor, which, table, key)
-        cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
+        if planned:
+            cursor.execute(sql.SQL("ANALYZE {}").format(table.sql))
     except errors.UndefinedFunction as error:
         msg = (
             f"{which}: {error.diag.message_primary}, and a retract compares whole rows; give the column of the target a"
