@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks import (
     audits,
+    commit,
     delta,
     files,
     growth,
@@ -39,6 +40,7 @@ MEASURES: dict[str, Measure[Any]] = {
         delta.MEASURE,
         promotion.MEASURE,
         promotion.REPLACEMENT,
+        commit.MEASURE,
         history.MEASURE,
         growth.MEASURE,
         lakes.MEASURE,

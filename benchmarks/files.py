@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Figure, Findings, Measure, Stopwatch, interleave, medians, number, step
+from benchmarks.harness import Figure, Findings, Measure, Stopwatch, Turn, interleave, medians, number, step
 from benchmarks.place import Place
 from twophase import Pipeline, sinks, sources
 from twophase.attempt import Staging
@@ -25,6 +25,7 @@ from twophase.core.settings import data_path
 from twophase.runner import InProcess, Runner
 from twophase.sinks.base import Sink
 from twophase.storage import base, disk
+from twophase.storage.base import configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 #: About what one row takes in the file.
 ROW_BYTES = 58
 WORDS = 1000
+#: Times in 8 bytes, as table formats have them; Spark's own default is INT96.
+TIMES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 GROUP = 500_000
 
 
@@ -60,6 +63,9 @@ class Format:
     goal: float
     #: What the session needs for the peer.
     conf: Mapping[str, str] = field(default_factory=dict)
+    #: The peer again, made to do as ours does in what is named: settings of the session in its turn.
+    alike: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    goal_alike: float = 1.05
 
 
 def run(place: Place, sizes: Sizes, *, form: Format) -> Findings:
@@ -73,11 +79,13 @@ def run(place: Place, sizes: Sizes, *, form: Format) -> Findings:
     dsn = place.database("lake")
     input_bytes = sum(path.stat().st_size for path in landing.iterdir())
     names = (f"orders_{turn}" for turn in count())
-    found = interleave(
-        {"ours": lambda: ours(spark, dsn, form, next(names)), "peer": lambda: peer(spark, form)},
-        rounds=sizes.rounds,
-        tell=True,
-    )
+    written: dict[str, str] = {}
+    sides: dict[str, Turn] = {
+        "ours": lambda: ours(spark, dsn, form, next(names), written),
+        "peer": lambda: peer(spark, form, {}, written, "peer"),
+        **{name: partial(peer, spark, form, conf, written, name) for name, conf in form.alike.items()},
+    }
+    found = interleave(sides, rounds=sizes.rounds, tell=True)
     mine, theirs = found["ours"], found["peer"]
     parts = ("open", "begin", "Spark's write", "seal", "check and vote", "commit and promote", "other")
     threads = ("seal: fsync and checksum", "seal: footers")
@@ -85,21 +93,26 @@ def run(place: Place, sizes: Sizes, *, form: Format) -> Findings:
         compared=f"a checkpoint ÷ {form.called}, {input_bytes / 1e6:,.0f} MB of input",
         figures=[
             Figure("from begin to committed", mine["whole"], theirs["whole"], goal=form.goal),
+            *(
+                Figure(f"the same ÷ the peer with {name}", mine["whole"], found[name]["whole"], goal=form.goal_alike)
+                for name in form.alike
+            ),
             Figure("Spark's part of it", mine["Spark's write"], theirs["whole"]),
         ],
         profile={
             "ours": medians(mine, parts),
             f"ours, inside seal, over {base.THREADS} threads": medians(mine, threads),
-            "peer": medians(theirs),
+            **{name: medians(found[name]) for name in ("peer", *form.alike)},
         },
         notes=[
+            *(f"{name} wrote {what}" for name, what in written.items()),
             "the peer's output is not durable when its write ends, ours is",
             f"making it durable afterwards took the peer {number(theirs['sync afterwards'].median)} s",
         ],
     )
 
 
-def ours(spark: SparkSession, dsn: str, form: Format, name: str) -> Mapping[str, float]:
+def ours(spark: SparkSession, dsn: str, form: Format, name: str, written: dict[str, str]) -> Mapping[str, float]:
     """Take one checkpoint of a new pipeline through: to it every file is new."""
     sink = form.sink(f"lake/{name}")
     pipeline = Pipeline(
@@ -119,6 +132,7 @@ def ours(spark: SparkSession, dsn: str, form: Format, name: str) -> Mapping[str,
     if done is None:
         msg = "expected a checkpoint, found no new input"
         raise RuntimeError(msg)
+    written["ours"] = described(data_path(f"lake/{name}"))
     shutil.rmtree(data_path("lake"))
     parts["Spark's write"] = parts.pop("stage") - parts["seal"]
     inside = {part: parts.pop(part) for part in ("seal: fsync and checksum", "seal: footers")}
@@ -140,19 +154,37 @@ def watch(sink: type[Sink]) -> Stopwatch:
     )
 
 
-def peer(spark: SparkSession, form: Format) -> Mapping[str, float]:
+def peer(
+    spark: SparkSession, form: Format, conf: Mapping[str, str], written: dict[str, str], name: str
+) -> Mapping[str, float]:
     """Do the same job as a user does it without us; how long the disk still needs is told apart."""
     target = data_path("plain/orders")
     settle_down()
-    start = time.perf_counter()
-    form.write(transform(spark.read.parquet(str(data_path("landing/orders")))).write, str(target))
-    whole = time.perf_counter() - start
+    with configured(spark, conf):
+        start = time.perf_counter()
+        form.write(transform(spark.read.parquet(str(data_path("landing/orders")))).write, str(target))
+        whole = time.perf_counter() - start
+    written[name] = described(target)
     start = time.perf_counter()
     for path, _ in disk.walk(target):
         disk.seal_file(target / path)
     durable = time.perf_counter() - start
     shutil.rmtree(target)
     return {"whole": whole, "sync afterwards": durable}
+
+
+def described(folder: Path) -> str:
+    """Say what was written: how many files of which size, how times are kept, the codec, statistics in the footer."""
+    files = [path for path in folder.rglob("*.parquet") if "_delta_log" not in path.parts]
+    footer = pq.read_metadata(files[0])
+    chunks = [footer.row_group(0).column(number) for number in range(footer.num_columns)]
+    times = next(chunk for chunk in chunks if chunk.path_in_schema == "at")
+    with_statistics = sum(chunk.is_stats_set for chunk in chunks)
+    size = sum(path.stat().st_size for path in files) / 1e6
+    return (
+        f"{len(files)} files of {size:,.0f} MB, times as {times.physical_type}, {times.compression},"
+        f" statistics of {with_statistics} of {len(chunks)} columns"
+    )
 
 
 def settle_down() -> None:
@@ -204,6 +236,13 @@ MEASURE = Measure(
     quick=Sizes(files=2, file_mb=25, rounds=3),
     tiny=Sizes(files=1, file_mb=1, rounds=1),
     run=partial(
-        run, form=Format(sinks.Files, lambda writer, path: writer.parquet(path), "df.write.parquet", goal=1.10)
+        run,
+        form=Format(
+            sinks.Files,
+            lambda writer, path: writer.parquet(path),
+            "df.write.parquet",
+            goal=1.10,
+            alike={"TIMESTAMP_MICROS": TIMES},
+        ),
     ),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import code_before
 from benchmarks.__main__ import MEASURES
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,24 @@ def test_an_unknown_measure_is_an_error_that_names_the_known_ones() -> None:
 def test_every_measure_is_documented(name: str) -> None:
     assert MEASURES[name].question
     assert f"| `{name}` |" in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_code_before_and_todays_run_side_by_side(tmp_path: Path) -> None:
+    """A checkpoint is measured beside the code of an earlier commit, on one server."""
+    done = run("commit", "--tiny", "--results", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    (found,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+    assert found["figures"][0]["what"] == "a checkpoint ÷ the same by the code before"
+    assert set(found["profile"]) == {"ours", "before", "plain"}
+    assert all(figure["ours"]["median"] > 0 for figure in found["figures"])
+
+
+def test_a_clone_without_the_code_before_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_before, "COMMIT", "0123456789abcdef")
+
+    with pytest.raises(code_before.NotHere, match="not in this clone") as caught:
+        code_before.tree()
+
+    assert "\n" not in str(caught.value)
