@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,52 @@ def test_a_run_says_what_each_folder_took_the_longest_first(conftest: Any, pytes
 
     lines = said.getvalue().splitlines()
     assert [line.split() for line in lines if "tests/" in line] == [["20.2", "tests/chaos"], ["1.5", "tests/unit"]]
+
+
+NOTE = "from pathlib import Path\n\nnotes = Path({notes!r}).open('a', buffering=1)\n"
+SHARING = """
+import pytest
+from support.servers.folder_end import finish_at_the_end_of_its_folder
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    yield
+    finish_at_the_end_of_its_folder("shared", item, nextitem)
+
+@pytest.fixture(scope="session")
+def shared():
+    print("start", file=notes)
+    yield
+    print("end", file=notes)
+
+@pytest.fixture(scope="module")
+def upon(shared):
+    yield
+    print("upon", file=notes)
+"""
+
+
+def test_what_a_folder_shares_ends_with_its_last_test_and_starts_again_if_it_is_asked_for(tmp_path: Path) -> None:
+    note = NOTE.format(notes=str(tmp_path / "notes"))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "one" / "conftest.py").write_text(note + SHARING)
+    (tmp_path / "one" / "test_one.py").write_text(
+        note + "def test_a(shared, upon): print('a', file=notes)\ndef test_b(): print('b', file=notes)\n"
+    )
+    (tmp_path / "one" / "test_more.py").write_text(note + "def test_c(shared): print('c', file=notes)\n")
+    (tmp_path / "two" / "test_two.py").write_text(note + "def test_d(): print('d', file=notes)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "one/test_one.py", "two", "one/test_more.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "notes").read_text().split() == ["start", "a", "b", "upon", "end", "d", "start", "c", "end"]
 
 
 def modules() -> list[Path]:
