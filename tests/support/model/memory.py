@@ -586,7 +586,8 @@ def _is_dead(left: Left) -> bool:
 class MemorySink:
     """A table of folders: staged beside it, taken by one promoter, then made visible by one rename or exchange.
 
-    It takes the steps of `sinks.Files`, one by one. A rename is durable only after the next fsync.
+    It takes the steps of `sinks.Files`, one by one, and promotes as `MemoryPromoter` says. A rename is durable only
+    after the next fsync.
     """
 
     #: How often a promoter starts over before it leaves the work to whoever comes next.
@@ -864,7 +865,14 @@ class MemorySink:
 
 
 class MemoryPromoter:
-    """Takes the steps of `FilesPromoter`, one by one."""
+    """Takes the steps of the shipped `FilesPromoter`, one by one.
+
+    It is a copy, so that a schedule can stop it between any two steps, none of them a system call, and let the power
+    fail: folders are entries of a dictionary here, a marker is a field, a manifest a dictionary, and renames that no
+    fsync followed can be undone. It leaves out whether the table is mounted and whose it is, receipts, and whether the
+    manifest of a later revision is there. `integration/test_model_promoter.py` holds it against the shipped one from
+    every state that a promoter may find, with and without exchanges: what is said, done and left.
+    """
 
     def __init__(self, sink: MemorySink, key: Key, handle: Json, manifest: Json) -> None:
         self.sink = sink
@@ -898,12 +906,15 @@ class MemoryPromoter:
         before: list[str] | None = None
         for _ in range(self.sink.TRIES):
             folders = [self.staged, *self.sink._list(f"taken/{self.prefix}.")] if before is None else before
-            if any(self.sink._has(path, self.marker) for path in folders):
+            if any(self.sink._has(path, self.marker) and self._is_whole(path) for path in folders):
                 return True
             before = [self.staged, *self.sink._list(f"taken/{self.prefix}.")]
             if before == folders:
                 break
         return False
+
+    def _is_whole(self, path: str) -> bool:
+        return not self.sink.manifests[self.marker.digest].items() - self.sink.folders[path].files.items()
 
     def _promoted(self) -> Promotion | None:
         """Read the marker back; None: nothing is visible in this place, or still what is to be replaced."""
