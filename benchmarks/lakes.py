@@ -1,4 +1,4 @@
-"""Promotion into a table with a log: as fast after 1,000 commits as after 10, beside the plain library's own writes."""
+"""Promotion into a log table: as fast after 1,000 commits as after 10, beside the plain library's own writes."""
 
 from __future__ import annotations
 

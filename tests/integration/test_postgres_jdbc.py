@@ -221,7 +221,7 @@ def test_a_partition_that_was_written_twice_is_kept_once_and_a_late_one_is_shut_
     for rows in ("(1, 0), (2, 0)", "(3, 1)", "(1, 0), (7, 0)", "(3, 1)"):  # each statement is a transaction
         target.execute(run + rows)
 
-    with database.committed("dwh") as cursor:
+    with database.transaction("dwh") as cursor:
         jdbc_load.settle(cursor, table, staging_table.parts_of(table))
 
     assert value(target, "SELECT array_agg(id ORDER BY id) FROM public.staged") in ([1, 2, 3], [1, 3, 7])

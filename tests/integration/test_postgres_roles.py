@@ -56,7 +56,7 @@ def test_an_account_that_may_only_stage_can_stage_and_nothing_else(
         for partition in partitions:
             forbidden += [f"TABLE {partition}", f"DELETE FROM {partition}", f"DROP TABLE {partition}"]
     for statement in forbidden:
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege), database.committed("dwh_staging") as cursor:
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege), database.transaction("dwh_staging") as cursor:
             cursor.execute(statement)
 
 

@@ -39,6 +39,8 @@ AVOIDED = {
     "handle, as a verb": r"handle[sd]|handling|to handle",
     "manager": r"managers?",
     "utils": r"utils|utilit(?:y|ies)",
+    "campaign": r"campaigns?",
+    "lake, table with a log": r"data lakes?|tables? with a log",
 }
 
 

@@ -32,13 +32,13 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
     )
 
     def __init__(self, *, application: str = "", durable: bool = True, **kwargs: Any) -> None:
-        """Stage a pipeline; with `durable` a job that outlived its task is adopted by the next try."""
+        """Stage a pipeline; with `durable` a job that outlived its task is rejoined by the next try."""
         self.application = application
-        self._adopts = durable
+        self._rejoins = durable
         # The record remembers which job an attempt is, so that no job is taken for another attempt's.
         super().__init__(application=application, durable=False, **kwargs)
         self._job: Job | None = None
-        self._adopted: str | None = None
+        self._rejoined: str | None = None
 
     # --- how Spark is reached ----------------------------------------------------------------------------------------
 
@@ -71,9 +71,9 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
             self._job.keep(job_id)
         return job_id
 
-    def adopts(self, job: Json) -> bool:
-        """Say whether a job may be adopted: it is one of ours, and the user has not forbidden it."""
-        return self._adopts and super().adopts(job)
+    def may_rejoin(self, job: Json) -> bool:
+        """Say whether a job may be rejoined: it is one of ours, and the user has not forbidden it."""
+        return self._rejoins and super().may_rejoin(job)
 
     def outlives(self, job_id: str, context: Context) -> bool:
         """Ask the cluster for a driver that another task submitted."""
@@ -81,9 +81,9 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         self.log.info("job %s is %s", job_id, status)
         return bool(self.is_job_succeeded(status) or self.is_job_active(status))
 
-    def adopt(self, job_id: str, context: Context) -> None:
+    def rejoin(self, job_id: str, context: Context) -> None:
         """Wait for a driver on the cluster that another task submitted."""
-        self._adopted = job_id
+        self._rejoined = job_id
         if not self.is_job_succeeded(self.get_job_status(job_id, context)):
             self.poll_until_complete(job_id, context)
 
@@ -107,9 +107,9 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         return {"conn_id": self._conn_id}
 
     def stop(self) -> None:
-        """Stop what was submitted or adopted, if anything was."""
-        if self._adopted is not None:  # the hook knows only of what it has submitted itself
-            self.kill({"id": self._adopted, **self.kept()})
+        """Stop what was submitted or rejoined, if anything was."""
+        if self._rejoined is not None:  # the hook knows only of what it has submitted itself
+            self.kill({"id": self._rejoined, **self.kept()})
         elif self._hook is not None:
             SparkSubmitOperator.on_kill(self)
 

@@ -1,7 +1,7 @@
 """The stage task, whatever way Spark is reached: begin, one attempt, audits, votes.
 
 An attempt is one submission. A way to reach Spark is four methods: `submit` runs a job to its end, `outlives` says
-whether one outlived the task which submitted it, `adopt` waits for that, `kill` stops one from any process.
+whether one outlived the task which submitted it, `rejoin` waits for that, `kill` stops one from any process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Job:
     attempt: int
     application: str
     arguments: list[str]
-    #: Keeps the job's id in the record, so that another task can adopt or kill it.
+    #: Keeps the job's id in the record, so that another task can rejoin or kill it.
     keep: Callable[[str], None] = field(repr=False)
     #: Puts what only this attempt knows into a text: its staging places, the list of its input.
     fill: Callable[[Any], Any] = field(repr=False)
@@ -107,7 +107,7 @@ class StagingOperator(BaseOperator):
         """Say whether a job that another task submitted is under way, or has ended well."""
 
     @abstractmethod
-    def adopt(self, job_id: str, context: Context) -> None:
+    def rejoin(self, job_id: str, context: Context) -> None:
         """Wait for a job that another task submitted; raise when it fails."""
 
     @classmethod
@@ -219,20 +219,20 @@ class StagingOperator(BaseOperator):
         return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
 
     def _attempt(self, protocol: Coordinator, revision: Revision, context: Context) -> tuple[Revision, JobStager]:
-        """Adopt the attempt whose job outlived its task, or open the next one."""
+        """Go on with the attempt whose job outlived its task, or open the next one."""
         from twophase.maintenance import run_folder
 
         job = revision.job
-        mine = job is not None and job["attempt"] == revision.epoch and self.adopts(job)
+        mine = job is not None and job["attempt"] == revision.epoch and self.may_rejoin(job)
         if job is not None and mine and self.outlives(job["id"], context):
             log.info("%s: attempt %s: its job %s outlived its task", revision.key, revision.epoch, job["id"])
-            return revision, JobStager(self, protocol, revision, Path(job["folder"]), context, adopted=job["id"])
+            return revision, JobStager(self, protocol, revision, Path(job["folder"]), context, rejoined=job["id"])
         opened = protocol.attempt(revision)
         folder = run_folder(opened.key, opened.epoch, secrets.token_hex(4))
         return opened, JobStager(self, protocol, opened, folder, context)
 
-    def adopts(self, job: Json) -> bool:
-        """Say whether a job that the record keeps is one that this operator could adopt."""
+    def may_rejoin(self, job: Json) -> bool:
+        """Say whether a job that the record keeps is one that this operator could rejoin."""
         return current_name(job["operator"]) == public_name(type(self), "twophase.airflow")
 
 
@@ -247,23 +247,23 @@ class JobStager:
         folder: Path,
         context: Context,
         *,
-        adopted: str | None = None,
+        rejoined: str | None = None,
     ) -> None:
-        """Submit one attempt, or go on waiting for the job that has been adopted."""
+        """Submit one attempt, or go on waiting for the job that the task rejoins."""
         self.operator = operator
         self.protocol = protocol
         self.attempt = attempt
         self.folder = folder
         self.context = context
-        self.adopted = adopted
+        self.rejoined = rejoined
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a lost lease kills the job
         """Let the job run and see what it wrote."""
-        if self.adopted is None:
+        if self.rejoined is None:
             self._submit(plan, folder)
         else:  # the attempt's one job: another in its place would be a second driver in the same staging place
             with _telling(plan, folder):
-                self.operator.adopt(self.adopted, self.context)
+                self.operator.rejoin(self.rejoined, self.context)
         return self._inspect(plan) if self.operator.application else _result(plan, folder)
 
     def _submit(self, plan: Plan, folder: Path) -> None:

@@ -77,7 +77,7 @@ class Input:
     upstream: Json | None = None
     #: Whose it is: what was archived at its commit is found by this.
     checkpoint_id: int | None = None
-    #: Tables with a log: the version that the files are of, its columns, and what the files do not say of their rows.
+    #: Log tables: the version that the files are of, its columns, and what the files do not say of their rows.
     table: Json | None = None
     #: Where a lookup table is that no checkpoint fixes: each attempt reads it as it then is.
     unversioned: str | None = None

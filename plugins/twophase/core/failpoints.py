@@ -42,7 +42,7 @@ FAILPOINTS: dict[str, str] = {
     "promote.before": "decided, staged folder in its place",
     "promote.receipt": "the sink keeps the receipt of the decision, nothing visible",
     "promote.taken": "staged folder taken, not checked",
-    "promote.checked": "taken folder checked, not visible; in a table with a log: staged files checked, no commit",
+    "promote.checked": "taken folder checked, not visible; in a log table: staged files checked, no commit",
     "promote.marked": "in Postgres: marker written, nothing applied, not yet committed to the target database",
     "promote.applied": "in Postgres: staged rows applied, not yet committed to the target database",
     "promote.gap": "without RENAME_EXCHANGE: the old revision put away, nothing visible in its place",
@@ -81,7 +81,7 @@ FAILPOINTS: dict[str, str] = {
     "sweep.swept": "a superseded revision recorded as swept, its folder in place",
     "sweep.forgotten": "the folder of a swept revision removed",
     "sweep.clean": "nothing dead is left of a pipeline's attempts, and that is recorded",
-    "table.created": "in a first promotion to a table with a log of its own: it exists, empty",
+    "table.created": "in a first promotion to a log table: it exists, empty",
     "table.widened": "in a promotion with new columns: the table has them, without rows",
 }
 

@@ -1,4 +1,4 @@
-"""Which columns a table with a log may have."""
+"""Which columns a log table may have."""
 
 from __future__ import annotations
 

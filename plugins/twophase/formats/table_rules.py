@@ -1,4 +1,4 @@
-"""What a table with a log asks of its rows, seen to by Spark while they are staged.
+"""What a log table asks of its rows, seen to by Spark while they are staged.
 
 The libraries that commit to Delta and Iceberg tables look at no row. So Spark does, in the very job that writes the
 rows: one that breaks a rule stops the job, and nothing is voted for. Which rules those were is in the handle; a table

@@ -1,4 +1,4 @@
-"""What a table with a log holds at one version: its files, as plain Parquet, and the columns that they do not have.
+"""What a log table holds at one version: its files, as plain Parquet, and the columns that they do not have.
 
 Delta's log and Iceberg's metadata are read here, at begin; Spark is told the list and needs no runtime of theirs.
 """

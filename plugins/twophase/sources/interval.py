@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from twophase.formats.table_versions import Version
 
 ON_MISSING = ("error", "wait", "empty")
-#: Tables with a log of their own.
+#: Log tables.
 TABLES = ("delta", "iceberg")
 TIMES = ("timestamp", "timestamp_ltz", "timestamp_ntz", "date")
 

@@ -131,8 +131,8 @@ def _cursor_class() -> type[Any]:
 
 
 @contextmanager
-def committed(conn_id: str) -> Iterator[Any]:
-    """Open a session, hand out a cursor, and commit at the end."""
+def transaction(conn_id: str) -> Iterator[Any]:
+    """Open a session, hand out a cursor, and commit what was done with it; an error rolls it back."""
     with session(conn_id) as opened, opened.cursor() as cursor:
         yield cursor
         opened.commit()

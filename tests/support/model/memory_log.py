@@ -1,4 +1,4 @@
-"""A table with a log, in memory: it adopts staged folders where they lie, and its marker is a high-water mark."""
+"""A log table, in memory: it takes staged folders in where they lie, and its marker is a high-water mark."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Limits:
     restages: bool = True
     backfills: bool = True
     loses_staging: bool = True
-    #: Whether `dwh` is a table with a log, which adopts what is staged.
+    #: Whether `dwh` is a log table, which takes in what is staged.
     adopts: bool = False
     #: Whether targets may refuse what was voted for.
     objects: bool = False

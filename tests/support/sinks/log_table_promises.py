@@ -1,4 +1,4 @@
-"""What every table with a log of its own promises: the tests of Delta and Iceberg are subclasses of `Promises`."""
+"""What every log table promises: the tests of Delta and Iceberg are subclasses of `Promises`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from twophase.storage.base import FileFacts, Storage, Target, storage_of
 
 
 class LogTableSink(Sink):
-    """A table with a log of its own. Subclasses open and create it, and say how Spark lays out the files."""
+    """A log table. Subclasses open and create it, and say how Spark lays out the files."""
 
     copies = False
     ordered = True

@@ -1,7 +1,7 @@
 """A Delta table: staged files become part of it by one entry of its log, which carries the marker.
 
     <table>/_delta_log/00000000000000000042.json        one entry: files in, files out, and `txn`: the marker
-    <table>/_twophase/00000018.r1.a3.7c1e09ab/…         see `lake`; in no entry until it is promoted
+    <table>/_twophase/00000018.r1.a3.7c1e09ab/…         see `base`; in no entry until it is promoted
 
 Readers of Delta go by the log. Its vacuum leaves alone what is below a folder that starts with `_`.
 """

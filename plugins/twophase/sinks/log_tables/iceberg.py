@@ -1,7 +1,7 @@
 """An Iceberg table: staged files become part of it by one commit to its catalog, which carries the marker.
 
     <path>/metadata/…                                   the table's own, if it was made here
-    <path>.twophase/00000018.r1.a3.7c1e09ab/…           see `lake`; in no snapshot until it is promoted
+    <path>.twophase/00000018.r1.a3.7c1e09ab/…           see `base`; in no snapshot until it is promoted
 
 The marker is a property of the table, `twophase.<pipeline>.<folder>`: it is set in the very commit that adds the
 snapshot, and stays when snapshots expire. The files are beside the table's folder, where nobody looks for orphans.

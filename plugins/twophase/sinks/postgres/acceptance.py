@@ -50,7 +50,7 @@ class Acceptance:
 
     def check(self) -> None:
         """Raise an error that says which row, column or right, if the target would refuse the promotion."""
-        with self._told(), database.committed(self.promoter.conn_id) as cursor:
+        with self._told(), database.transaction(self.promoter.conn_id) as cursor:
             trial = self._look(cursor)
         if trial:
             self._try_out(trial)

@@ -63,7 +63,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: TableName, parts: Ta
     if wrong := next((name for name in frame.columns if '"' in name), None):
         msg = f"{which}: column {wrong!r}: the JDBC writer cannot write a name with a quote in it; rename it"
         raise ConfigError(msg)
-    with database.committed(conn_id) as cursor:
+    with database.transaction(conn_id) as cursor:
         cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} integer").format(table.sql, sql.Identifier(PART)))
     columns = [_written(functions.col(quoted(field.name)), field.dataType, field.name) for field in frame.schema.fields]
     numbered = frame.select(*columns, functions.spark_partition_id().alias(PART))
@@ -73,7 +73,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: TableName, parts: Ta
         "stringtype": "unspecified",  # the server reads a text as what its column is
     }
     numbered.write.format("jdbc").options(**options(which, conn_id), **more).mode("append").save()
-    with database.committed(conn_id) as cursor:
+    with database.transaction(conn_id) as cursor:
         settle(cursor, table, parts)
 
 

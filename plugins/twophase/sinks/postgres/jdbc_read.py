@@ -66,7 +66,7 @@ def frame(
     number = sql.SQL("{} AS checkpoint").format(sql.Identifier(staging_table.CHECKPOINT))
     listed = map(sql.SQL(", ").join, ([*cells, number], [sql.NULL] * (len(cells) + 1)))
     select = sql.SQL(_SELECT).format(next(listed), target.sql, next(listed))
-    with database.committed(conn_id) as cursor:
+    with database.transaction(conn_id) as cursor:
         table = select.as_string(cursor)
         checks = [check(target, output).as_string(cursor) for output in outputs]
     # A filter that Spark hands down could spare the server the look.

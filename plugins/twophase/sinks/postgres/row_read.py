@@ -27,7 +27,7 @@ def frame(spark: SparkSession, conn_id: str, target: TableName, outputs: Sequenc
     from pyspark.sql import functions
 
     schema = widest(output.manifest["schema"] for output in outputs)
-    with database.committed(conn_id) as cursor:
+    with database.transaction(conn_id) as cursor:
         there = columns_of(cursor, target) or {}
     columns = [column_types.carried(name, kind, there.get(name, "")) for name, kind in schema]
     if jdbc_load.is_needed(spark):

@@ -161,7 +161,7 @@ class Postgres(Sink):
         target = TargetCheck(self._named, self.target, self._mode, self.slot_column, by_slots=by_slots)
         try:
             stager = self._stager()
-            with database.committed(self.conn_id) as cursor:
+            with database.transaction(self.conn_id) as cursor:
                 target.check_writable(cursor)
                 target.check(cursor, slot)
                 target.create_schema(cursor)
@@ -212,7 +212,7 @@ class Postgres(Sink):
 
     def _stager(self) -> str:
         """Ask the server as whom rows are staged."""
-        with database.committed(self._staging_conn_id) as cursor:
+        with database.transaction(self._staging_conn_id) as cursor:
             cursor.execute("SELECT current_user")
             found: str = cursor.fetchone()[0]
         return found
@@ -267,7 +267,7 @@ class Postgres(Sink):
         if self.key and (ours := [column.name for column in schema if column.name.startswith(OURS)]):
             msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
             raise ConfigError(msg)
-        with database.committed(self._staging_conn_id) as cursor:
+        with database.transaction(self._staging_conn_id) as cursor:
             asked = target_check.asked_of(cursor, self.target)
             columns = self._plan(cursor, _which(key, sink), schema)
             numbered = [CHECKPOINT] if self._promoter(key, handle, {}).numbers else []
@@ -283,7 +283,7 @@ class Postgres(Sink):
         """Look at what was loaded: types, keys, how many rows; return the manifest's summary."""
         which, table = _which(key, sink), TableName(*handle["staging"])
         hit("stage.written")
-        with database.committed(self._staging_conn_id) as cursor:
+        with database.transaction(self._staging_conn_id) as cursor:
             staging_table.finish(cursor, which, table, columns, self.key, planned=bool(self.key) or self.attach)
             if rows := SlotRows.of(handle):
                 rows.check_staged(cursor, which, table, columns[rows.column][0])
@@ -416,7 +416,7 @@ class Postgres(Sink):
         import psycopg2
 
         try:
-            with database.committed(self.conn_id) as cursor:
+            with database.transaction(self.conn_id) as cursor:
                 yield cursor
         except psycopg2.Error as error:
             msg = f"{self.location()}: {database.one_line(error)}"

@@ -55,18 +55,18 @@ def test_a_job_that_cannot_be_killed_keeps_nothing_from_being_aborted(caplog: py
 
 
 @pytest.mark.parametrize(
-    ("name", "adopted"),
+    ("name", "rejoined"),
     [
         ("twophase.airflow.stage:StageOperator", True),
         ("twophase.airflow:StageOperator", True),
         ("gone.with.its:Operator", False),
     ],
 )
-def test_a_job_is_adopted_by_the_operator_that_submitted_it_by_whatever_name(name: str, adopted: bool) -> None:
+def test_a_job_is_rejoined_by_the_operator_that_submitted_it_by_whatever_name(name: str, rejoined: bool) -> None:
     """One whose operator is gone is nobody's: the task goes on with another attempt and does not fail over it."""
     operator = StageOperator(task_id="stage", pipeline=_words())
 
-    assert operator.adopts({"operator": name}) is adopted
+    assert operator.may_rejoin({"operator": name}) is rejoined
 
 
 @pytest.mark.parametrize(("alive", "epoch"), [(True, 1), (False, 2)])
@@ -91,4 +91,4 @@ def test_a_job_that_has_failed_is_followed_by_another_attempt(
     opened, submission = Way(task_id="stage", pipeline=pipeline)._attempt(protocol, kept, {})
 
     assert opened.epoch == epoch
-    assert (submission.folder == home / "first", submission.adopted) == (alive, "driver-1" if alive else None)
+    assert (submission.folder == home / "first", submission.rejoined) == (alive, "driver-1" if alive else None)
