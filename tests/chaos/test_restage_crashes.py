@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from chaos.test_sink_crashes import expect_in_order, points, recover
-from support.crashes import several_sinks
+from support.crashes import replacements, several_sinks
 from support.crashes.replacement_promises import wait_for_lease
-from support.faults.processes import call, start, stopped_at_end
+from support.faults.processes import Child, call, start, stopped_at_end
 from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 
@@ -31,6 +31,8 @@ FEW = {
     "delta": ("restage.discarded",),
     "sent": ("restage.discarded",),
 }
+#: Between the last look at what is visible and the step that replaces it: no failpoint is there, the test stops it.
+EXCHANGE = "exchange"
 #: Where a promoter of what was voted for first is stopped: before it has anything, with it in hand, at work on it.
 STOPS = {
     "files": ("promote.before", "promote.receipt", "promote.taken", "promote.checked"),
@@ -45,12 +47,23 @@ STOPS = {
 FEW_STOPS = {"attached": "promote.before", "sent": "promote.before"}
 #: The same where a committed revision stands: before the two change places, and after.
 STOPS_REPLACING = {
-    "files": ("promote.taken", "promote.checked", "promote.visible", "promote.superseded"),
+    "files": ("promote.taken", "promote.checked", EXCHANGE, "promote.visible", "promote.superseded"),
     "postgres": ("promote.before", "promote.marked"),
     "delta": ("promote.checked",),
     "iceberg": ("promote.checked",),
 }
-FEW_STOPS_REPLACING = {"files": "promote.checked"}
+FEW_STOPS_REPLACING = {"files": EXCHANGE}
+#: Where a promoter is stopped that wakes when the restage has voted and has not promoted; what it has is destroyed.
+STOPS_OF_THE_VOTED = {
+    "files": ("promote.before", "promote.taken", "promote.checked"),
+    "postgres": ("promote.before",),
+    "upserted": ("promote.before",),
+    "sent": ("promote.before",),
+    "attached": ("promote.before",),
+    "delta": ("promote.before", "promote.checked"),
+    "iceberg": ("promote.before", "promote.checked"),
+}
+FEW_STOPS_OF_THE_VOTED = {"files": "promote.checked", "postgres": "promote.before"}
 SHOWN = frozenset({"promote.visible", "promote.superseded"})
 #: Their promotion takes the staged output over as it is, so that the first rows may still come in.
 ADOPTING = frozenset({"attached", "delta", "iceberg"})
@@ -66,12 +79,12 @@ def _target(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
 class Decided:
     """A committed checkpoint, and a second one, or its replacement, that is decided and promoted nowhere."""
 
-    def __init__(self, kinds: str, record: PostgresRecord, home: Path, *, replacing: bool = False) -> None:
+    def __init__(self, kinds: str, record: PostgresRecord, home: Path, *, again: bool = False) -> None:
         self.kinds, self.record, self.home = kinds, record, home
         self.first, log = land_words(files=2), home / "decided.log"
         assert call(several_sinks.run, kinds, log=home / "first.log").wait() == 0
         second = land_words(files=2, start=2)
-        if replacing:
+        if again:
             assert call(several_sinks.run, kinds, log=home / "second.log").wait() == 0
             assert call(several_sinks.replace, kinds, 2, log=log, failpoints="commit.after=kill").wait() == -9
         else:
@@ -79,8 +92,8 @@ class Decided:
         wait_for_lease(record)
         #: What a sink may show of the second one: nothing of what is decided, that, or what is staged again.
         self.possible: dict[str, list[Row]] = {
-            "nothing": second if replacing else [],
-            "old": several_sinks.revised(second, 2) if replacing else second,
+            "nothing": second if again else [],
+            "old": several_sinks.revised(second, 2) if again else second,
             "mended": several_sinks.mended(second),
         }
 
@@ -129,25 +142,34 @@ def test_a_restage_that_dies_anywhere_leaves_the_old_rows_or_the_new_whole_and_o
     one.end()
 
 
+def zombie_of(kind: str, at: str, log: Path, then: str = "") -> Child:
+    """Start a promoter of what was voted for first, which stops at a point."""
+    recovery: tuple[object, ...] = (several_sinks.recover, kind)
+    if at == EXCHANGE:
+        recovery = (replacements.stopping_before_the_exchange, *recovery)
+    told = ",".join(filter(None, ["" if at == EXCHANGE else f"{at}=stop", then]))
+    zombie = start(several_sinks.impatiently, *recovery, log=log, failpoints=told)
+    assert zombie.until_stopped(), f"{at} was not reached:\n{zombie.said}"
+    return zombie
+
+
 def stops() -> Iterator[object]:
-    for replacing, found, few in ((False, STOPS, FEW_STOPS), (True, STOPS_REPLACING, FEW_STOPS_REPLACING)):
+    for again, found, few in ((False, STOPS, FEW_STOPS), (True, STOPS_REPLACING, FEW_STOPS_REPLACING)):
         for kind, names in found.items():
             for point in names:
-                yield pytest.param(kind, point, replacing, marks=() if point == few.get(kind) else pytest.mark.slow)
+                yield pytest.param(kind, point, again, marks=() if point == few.get(kind) else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("kind", "failpoint", "replacing"), list(stops()))
+@pytest.mark.parametrize(("kind", "failpoint", "again"), list(stops()))
 def test_a_promoter_that_wakes_after_a_restage_brings_nothing_in_beside_it(
-    kind: str, failpoint: str, replacing: bool, record: PostgresRecord, home: Path
+    kind: str, failpoint: str, again: bool, record: PostgresRecord, home: Path
 ) -> None:
     """R21 and R10: a sink that copies shows the new rows once there is a vote for them; one that adopts, either."""
-    one = Decided(kind, record, home, replacing=replacing)
+    one = Decided(kind, record, home, again=again)
     # One that gets further than it should dies there: nobody takes back what it has shown.
-    then = "" if failpoint in SHOWN else ",promote.visible=kill"
-    log, told = home / "zombie.log", f"{failpoint}=stop{then}"
-    zombie = start(several_sinks.impatiently, several_sinks.recover, kind, log=log, failpoints=told)
+    then = "" if failpoint in SHOWN else "promote.visible=kill"
+    zombie = zombie_of(kind, failpoint, home / "zombie.log", then)
     with stopped_at_end(zombie):
-        assert zombie.until_stopped(), f"{failpoint} was not reached:\n{zombie.said}"
         restaged = call(several_sinks.impatiently, several_sinks.restage, kind, log=home / "restage.log")
         before = one.shown()[kind]
         voted = is_voted_for(record, kind, attempt=2)
@@ -159,6 +181,56 @@ def test_a_promoter_that_wakes_after_a_restage_brings_nothing_in_beside_it(
     assert before == "nothing" or one.shown()[kind] == before
     one.end()
     assert one.shown()[kind] == "mended" or not voted or kind in ADOPTING
+
+
+def stops_of_the_voted() -> Iterator[object]:
+    for kind, names in STOPS_OF_THE_VOTED.items():
+        for point in names:
+            few = point == FEW_STOPS_OF_THE_VOTED.get(kind)
+            yield pytest.param(kind, point, marks=() if few else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "failpoint"), list(stops_of_the_voted()))
+def test_once_a_restage_has_voted_nobody_can_bring_the_old_rows_in(
+    kind: str, failpoint: str, record: PostgresRecord, home: Path
+) -> None:
+    """R21: the vote is for the new rows, so the old ones are destroyed before it; where they are adopted, R10."""
+    one = Decided(kind, record, home)
+    with stopped_at_end(zombie := zombie_of(kind, failpoint, home / "zombie.log")):
+        log, dies = home / "restage.log", "vote.after=kill"
+        restaged = call(several_sinks.impatiently, several_sinks.restage, kind, log=log, failpoints=dies)
+        assert restaged.wait() == -9, restaged.said
+        assert is_voted_for(record, kind, attempt=2)
+
+        zombie.wake()
+        zombie.wait()
+
+    assert one.shown()[kind] in {"nothing", "mended", *(["old"] if kind in ADOPTING else [])}
+    one.end()
+    assert one.shown()[kind] == "mended" or kind in ADOPTING
+
+
+@pytest.mark.parametrize(
+    "kind", ["files", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("postgres", "attached", "delta"))]
+)
+def test_a_promotion_while_a_restage_is_staged_counts_and_the_restage_ends_well(
+    kind: str, record: PostgresRecord, home: Path
+) -> None:
+    """R10: the marker names the attempt before, whose digest the restage remembers; the record keeps what is shown."""
+    one = Decided(kind, record, home)
+    with stopped_at_end(zombie := zombie_of(kind, "promote.before", home / "zombie.log", "promote.inside=kill")):
+        restaging = start(several_sinks.restage, kind, log=home / "restage.log", failpoints="vote.checked=stop")
+        with stopped_at_end(restaging):
+            assert restaging.until_stopped(), restaging.said
+            zombie.wake()
+            zombie.wait()
+            assert one.shown()[kind] == "old"
+
+            restaging.wake()
+            assert restaging.wait() == 0, restaging.said
+
+    assert one.shown()[kind] == "old"
+    one.end()
 
 
 def is_voted_for(record: PostgresRecord, sink: str, *, attempt: int) -> bool:
