@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from support.pipelines.factories import PreStaged, land_words, words_pipeline
+from support.pipelines.onlookers import recorded
 from support.servers.s3 import SECRET
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
@@ -53,14 +53,6 @@ def repeating() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def recorded(record: PostgresRecord) -> str:
-    """Return what the record holds, as text."""
-    tables = ("pipeline", "unbegun", "event", "revision", "participant")
-    with record.engine.connect() as connection:
-        rows = [connection.execute(text(f"SELECT t::text FROM twophase.{name} t")).scalars().all() for name in tables]
-    return str(rows)
 
 
 def store(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> Sink:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from sqlalchemy import text
 
 from support.pipelines.factories import counted
+from support.pipelines.onlookers import contents, recorded, watching
 from support.servers.s3 import BUCKET, CONN_ID, SECRET, S3Server
 from support.sinks.log_tables import DeltaFormat
 from twophase import Pipeline, sinks, sources
@@ -26,39 +22,6 @@ from twophase.runner import Runner, stager_for
 
 #: Whatever Spark's pages show they show from these events.
 EVENTS = {f"spark.eventLog.{name}": value for name, value in (("enabled", "true"), ("compress", "false"))}
-
-
-class Seen:
-    """What could be seen from outside while something ran."""
-
-    def __init__(self) -> None:
-        self.command_lines: set[str] = set()
-        self.files: dict[str, bytes] = {}
-
-    def look(self, home: Path) -> None:
-        for process in psutil.process_iter(["cmdline"]):
-            self.command_lines.update(process.info["cmdline"] or ())
-        for path in (home / "runs").rglob("*.*"):  # gone when all is done
-            with suppress(FileNotFoundError, IsADirectoryError):
-                self.files[path.name] = path.read_bytes()
-
-
-@contextmanager
-def watching(home: Path) -> Iterator[Seen]:
-    """Look again and again, from another thread."""
-    seen, over = Seen(), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.2):
-            seen.look(home)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watcher.join()
 
 
 @pytest.mark.spark
@@ -96,25 +59,11 @@ def test_a_submission_reads_and_stages_by_credentials_that_are_seen_nowhere(
     assert {"plan.json", "spark.log"} <= files.keys()
     assert any("plan.json" in part for part in seen.command_lines)
     assert any(b"SparkListenerSQLExecutionStart" in content for content in contents(events).values())
-    recorded = dump(record)
-    assert all(name in recorded for name in ("dwh", CONN_ID, BUCKET))
+    told = recorded(record)
+    assert all(name in told for name in ("dwh", CONN_ID, BUCKET))
     for secret in secrets:
         assert len(secret) > 8
         assert not [part for part in seen.command_lines if secret in part]
         assert not [name for name, content in files.items() if secret.encode() in content]
-        assert secret not in recorded
+        assert secret not in told
     assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def dump(record: PostgresRecord) -> str:
-    """Return the record as text."""
-    tables = ("pipeline", "participant", "event", "revision", "checkpoint", "input_file")
-    with record.engine.connect() as connection:
-        found = [
-            connection.execute(text(f"SELECT json_agg(t)::text FROM twophase.{name} t")).scalar_one() for name in tables
-        ]
-    return "".join(filter(None, found))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from twophase.core import connections
+from twophase.core.secret_texts import without_secrets
+from twophase.spark import private_settings
 from twophase.spark import submit as spark
 
 if TYPE_CHECKING:
@@ -28,9 +30,14 @@ class SubmitHook(SparkSubmitHook):
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit; the child is killed when this thread ends, however that ends."""
         self._child = self._environment()
-        submitted: str | None = super().submit(
-            application, **kwargs, env=self._child, preexec_fn=spark.die_with_submitter()
-        )
+        with private_settings.opened() as self._private:
+            submitted: str | None = super().submit(
+                application,
+                **kwargs,
+                env=self._child,
+                pass_fds=self._private.passed,
+                preexec_fn=spark.die_with_submitter(),
+            )
         return submitted
 
     def _environment(self) -> dict[str, str]:
@@ -43,8 +50,11 @@ class SubmitHook(SparkSubmitHook):
         return environment
 
     def _process_spark_submit_log(self, itr: Iterator[str]) -> None:
-        """Find the driver's pod in whatever namespace: Airflow's hook knows it only in one that is called spark."""
-        super()._process_spark_submit_log(self._noting_pod(itr))
+        """Find the driver's pod in whatever namespace: Airflow's hook knows it only in one that is called spark.
+
+        What is said goes to the task's log, without secrets: Spark writes down whatever was raised in a job.
+        """
+        super()._process_spark_submit_log(map(without_secrets, self._noting_pod(itr)))
 
     def _noting_pod(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
@@ -53,12 +63,16 @@ class SubmitHook(SparkSubmitHook):
             yield line
 
     def _build_spark_common_args(self) -> list[str]:
-        """Put `env_vars` into the child's environment, which would otherwise become a copy of this one."""
+        """Keep secrets off the command line, and put `env_vars` into the child's environment.
+
+        That would otherwise become a copy of this one.
+        """
         arguments: list[str] = super()._build_spark_common_args()
         if self._env:
             self._child.update({name: str(value) for name, value in self._env.items()})
             self._env = None
-        return arguments
+        home = self._child.get("SPARK_HOME", "")
+        return self._private.taken_from(arguments, private_settings.default_file(Path(home), self._child))
 
 
 def made_ours(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from twophase.core.secret_texts import without_secrets
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.progress import Progress
@@ -94,7 +96,7 @@ def print_error(caught: BaseException) -> None:
     """Print an error as one line."""
     from rich.text import Text
 
-    complain(Text.assemble(("error:", "bold red"), " ", " ".join(str(caught).split())))
+    complain(Text.assemble(("error:", "bold red"), " ", " ".join(without_secrets(str(caught)).split())))
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - whatever is shown

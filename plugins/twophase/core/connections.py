@@ -12,8 +12,9 @@ import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+from twophase.core import secret_texts
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,12 +93,6 @@ def connection(conn_id: str) -> Connection | None:
 lookup: Callable[[str], Connection | None] = connection
 
 
-#: Names of values that nobody may see.
-SECRET = re.compile(r"secret|token|password|credential|access-key", re.IGNORECASE)
-#: Those that were looked up here, but for what is so short that it is in any text.
-_secrets: set[str] = set()
-_SHORTEST = 6
-
 #: Where `lookup` has looked for a connection, in the words of an error.
 where: Callable[[str], str] = variable
 
@@ -122,17 +117,25 @@ def required(conn_id: str) -> Connection:
             f" define it in Airflow (airflow connections add {conn_id}), or set {variable(conn_id)}"
         )
         raise ConfigError(msg)
-    secrets = [found.password, *(value for name, value in found.extra.items() if SECRET.search(name))]
-    _secrets.update(str(secret) for secret in secrets if secret and len(str(secret)) >= _SHORTEST)
+    _hide(found)
     return found
 
 
-def without_secrets(text: str) -> str:
-    """Return a text of another system without the secrets that this process has looked up: it may repeat them."""
-    for secret in sorted(_secrets, key=len, reverse=True):
-        for written in (secret, quote(secret, safe=""), quote_plus(secret), json.dumps(secret)[1:-1]):
-            text = text.replace(written, "***")
-    return text
+def hide_declared() -> None:
+    """Let nobody see the secrets of the connections in the environment: code of users may look them up by itself."""
+    for name in filter(re.compile(f"{PREFIX}.+").fullmatch, os.environ):
+        try:
+            declared = connection(name.removeprefix(PREFIX))
+        except ConfigError:  # whatever in it is the secret
+            secret_texts.hide([os.environ[name]])
+        else:
+            if declared:
+                _hide(declared)
+
+
+def _hide(found: Connection) -> None:
+    secret_texts.hide([found.password])
+    secret_texts.hide_named(found.extra.items())
 
 
 def exported(conn_ids: Iterable[str]) -> dict[str, str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from twophase.core.secret_texts import without_secrets
+
 if TYPE_CHECKING:
     from twophase.core.checkpoint import InputFile
 
@@ -23,8 +25,8 @@ class TwophaseError(Exception):
 
 
 def in_one_line(error: BaseException) -> str:
-    """Say what went wrong as the record keeps it: the type, and one line."""
-    line = " ".join(str(error).split())
+    """Say what went wrong as the record keeps it: the type, and one line without secrets."""
+    line = " ".join(without_secrets(str(error)).split())
     return f"{type(error).__name__}: {line}"[:_LONGEST] if line else type(error).__name__
 
 

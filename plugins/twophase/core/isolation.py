@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from twophase.core.errors import Fenced, StoreUnavailable, TwophaseError, in_one_line
 from twophase.core.failpoints import FailpointError
+from twophase.core.secret_texts import without_secrets
 
 log = logging.getLogger("twophase")
 
@@ -17,7 +18,9 @@ NOT_ITS_OWN = (Fenced, StoreUnavailable, FailpointError)
 
 def one_line(error: BaseException) -> str:
     """Say what went wrong in one line: of an error that is not ours, which kind it is."""
-    return " ".join(str(error).split()) if isinstance(error, TwophaseError) else in_one_line(error)
+    if isinstance(error, TwophaseError):
+        return " ".join(without_secrets(str(error)).split())
+    return in_one_line(error)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from twophase.core import connections
+from twophase.core import connections, secret_texts
 from twophase.core.errors import ConfigError
 from twophase.core.settings import data_path
 
@@ -30,7 +30,7 @@ def declared(who: str, table: str, catalog: str | Mapping[str, str]) -> str | di
         return catalog
     for name, value in catalog.items():
         # it would be in the record for everybody to read
-        if connections.SECRET.search(name) or urlsplit(str(value)).password:
+        if secret_texts.NAMES.search(name) or urlsplit(str(value)).password:
             msg = f"{who}: catalog property {name!r} is a secret; give the catalog as a connection's id"
             raise ConfigError(msg)
     found = dict(catalog)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from twophase.core.connections import without_secrets
 from twophase.core.hindrances import Refused
+from twophase.core.secret_texts import without_secrets
 
 _DECORATION = re.compile(r"\x1b\[\d*m|↳")
 

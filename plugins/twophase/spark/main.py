@@ -27,8 +27,10 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from twophase.core import connections, secret_texts
 from twophase.core.errors import TwophaseError
 from twophase.core.failpoints import hit
+from twophase.core.secret_texts import without_secrets
 from twophase.spark.plan import Plan, write_json
 from twophase.spark.stage import stage
 
@@ -56,7 +58,8 @@ def main(arguments: list[str]) -> int:
         plan = Plan.load(Path(arguments[0]))
         writes = stage(session(plan), plan)
     except Exception as error:  # noqa: BLE001 - whatever it is, the submitter has to know, and the log has the rest
-        traceback.print_exc()
+        connections.hide_declared()
+        sys.stderr.write(without_secrets(traceback.format_exc()))
         write_json(result, {"status": "failed", "type": type(error).__name__, "error": one_line(error)})
         hit("stage.after")
         return 1
@@ -94,6 +97,7 @@ def session(plan: Plan) -> SparkSession:
 
     name = f"twophase {plan.pipeline}/{plan.checkpoint_id} r{plan.revision} a{plan.attempt}"
     conf = SparkConf().setIfMissing(_TIME_ZONE, "UTC").setAppName(name)
+    secret_texts.hide_named(conf.getAll())
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
@@ -108,10 +112,10 @@ def die_with_parent() -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Say in one line what went wrong; for a user's exception also where."""
+    """Say in one line what went wrong, without secrets; for a user's exception also where."""
+    text = without_secrets(str(error))
     if isinstance(error, TwophaseError):
-        return _short(str(error))
-    text = str(error)
+        return _short(text)
     worker = _from_python_worker(text)
     if worker:
         return _short(*worker)

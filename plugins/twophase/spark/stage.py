@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from twophase.core.checkpoint import Json
+from twophase.core.connections import hide_declared
 from twophase.core.declared import import_path
 from twophase.core.errors import ConfigError, NoSpace, SchemaChanged, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Schema, schema_changes
+from twophase.core.secret_texts import hide_named
 from twophase.core.settings import spark_jobs
 from twophase.sinks.base import Sink
 from twophase.sources.bad_records import text_of
@@ -58,7 +60,7 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
     sources = {name: Source.load(read["source"]) for name, read in plan.reads.items()}
     sinks = {name: Sink.load(write["sink"]) for name, write in plan.writes.items() if write["handle"] is not None}
     function = _function(plan, transform)
-    with _explained(plan, sources), ExitStack() as held:
+    with _explained(spark, plan, sources), ExitStack() as held:
         sifted = {
             name: held.enter_context(source.sifted(spark, plan.fixed(name), plan.slot))
             for name, source in sources.items()
@@ -227,13 +229,15 @@ def _coalesced(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
 
 
 @contextmanager
-def _explained(plan: Plan, sources: Mapping[str, Source]) -> Iterator[None]:
+def _explained(spark: SparkSession, plan: Plan, sources: Mapping[str, Source]) -> Iterator[None]:
     """Say what an error of Spark means: a full disk, or what the sources know; any other goes through as it is."""
     try:
         yield
     except TwophaseError:
         raise
     except Exception as error:
+        hide_declared()
+        _hide_settings(spark)
         if NO_SPACE in text_of(error):
             msg = (
                 f"checkpoint {plan.key}: attempt {plan.attempt}: {NO_SPACE}, where a sink stages or below "
@@ -245,3 +249,12 @@ def _explained(plan: Plan, sources: Mapping[str, Source]) -> Iterator[None]:
                 msg = f"checkpoint {plan.key}: {explanation}"
                 raise type(explanation)(msg) from error
         raise
+
+
+def _hide_settings(spark: SparkSession) -> None:
+    """Let nobody see the secrets in a session's settings, which its errors may repeat; a dead session tells none."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+
+    context = getattr(spark, "sparkContext", None)  # Connect has none
+    with suppress(Py4JError, OSError):
+        hide_named(context.getConf().getAll() if context else ())

@@ -18,9 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from twophase.core import private_files, settings
+from twophase.core import settings
 from twophase.core.errors import AttemptFailed, ConfigError
-from twophase.spark import installed
+from twophase.core.private_files import open_file
+from twophase.core.secret_texts import without_secrets
+from twophase.spark import installed, private_settings
 
 #: The folder that the package is in.
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,15 +92,24 @@ class ChildProcess:
         while True:
             pause = _LOOK_EVERY if timeout is None else min(_LOOK_EVERY, max(timeout - waited, 0.0))
             with suppress(subprocess.TimeoutExpired):
-                return self.process.wait(pause)
+                return self._ended(self.process.wait(pause))
             waited += pause
             if should_stop():
                 self.kill()
-                return self.process.wait()
+                return self._ended(self.process.wait())
             if timeout is not None and waited >= timeout:
                 self.kill()
                 msg = f"spark job: expected to end within {timeout:g} s, was killed; its output is in {self.log_path}"
                 raise AttemptFailed(msg)
+
+    def _ended(self, code: int) -> int:
+        """Take the secrets out of the log of a job that failed: Spark writes down whatever was raised in it."""
+        if code:
+            clean = self.log_path.with_suffix(".tmp")
+            with self.log_path.open(encoding="utf-8", errors="replace") as lines, open_file(clean, "w") as file:
+                file.writelines(map(without_secrets, lines))
+            clean.replace(self.log_path)
+        return code
 
     def kill(self) -> None:
         """Ask the JVM to end (it removes its temporary files then), and end by force what is left of the group."""
@@ -140,14 +151,16 @@ class SparkSubmit:
             command += ["--conf", f"{name}={value}"]
         if shipped := [*map(str, py_files), *map(str, jobs())]:
             command += ["--py-files", ",".join(shipped)]
-        command += [str(MAIN), str(plan_path), str(result_path)]
-        with private_files.open_file(log_path, "ab") as log:
+        child = child_environment(os.environ, python, spark_home, java)
+        with private_settings.opened() as private, open_file(log_path, "ab") as log:
+            command = private.taken_from(command, private_settings.default_file(spark_home, child))
             process = subprocess.Popen(
-                command,
+                [*command, str(MAIN), str(plan_path), str(result_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**child_environment(os.environ, python, spark_home, java), **environment},
+                env={**child, **environment},
+                pass_fds=private.passed,
                 start_new_session=True,
                 preexec_fn=die_with_submitter(),  # noqa: PLW1509 - one system call, prepared before the fork
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twophase.core import connections
 from twophase.core.errors import ConfigError
+from twophase.core.secret_texts import without_secrets
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Session  # noqa: N812 - psycopg2's own name says nothing
@@ -155,7 +156,7 @@ def make_durable(cursor: Any) -> None:  # noqa: ANN401 - a cursor
 
 def one_line(error: BaseException) -> str:
     """Return what the server or the client library said, in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(without_secrets(str(error)).split()) or type(error).__name__
 
 
 def passes(error: BaseException) -> bool:

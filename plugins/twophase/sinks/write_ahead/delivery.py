@@ -19,9 +19,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from twophase.core.connections import hide_declared
 from twophase.core.errors import ManifestMismatch, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
+from twophase.core.isolation import one_line
 from twophase.core.manifest import Manifest
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.staged_files import manifest_check
@@ -233,8 +235,9 @@ class Delivery:
         try:
             sent = sender.send_values(rows, self.key.checkpoint_id, self._timestamp())
         except Exception as error:
+            hide_declared()
             log.warning("%s: %s failed after %s rows", self.key, which, rows.given, exc_info=True)
-            msg = f"{which} raised {_one_line(error)}"
+            msg = f"{which} raised {one_line(error)}"
             raise NotNow(msg) from error
         finally:
             rows.close()
@@ -303,7 +306,8 @@ def _built(build: Callable[[], Sends]) -> Sends:
     try:
         return build()
     except Exception as error:
-        msg = f"the sender could not be built: {_one_line(error)}"
+        hide_declared()
+        msg = f"the sender could not be built: {one_line(error)}"
         raise NotNow(msg) from error
 
 
@@ -333,11 +337,4 @@ def _later(key: Key, error: Exception) -> Promotion:
     """Say that it has to be asked for again."""
     if not isinstance(error, TwophaseError):  # ours say all there is to say
         log.warning("%s: not sent", key, exc_info=error)
-    return Promotion(Outcome.RETRY_LATER, _one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    if isinstance(error, TwophaseError):
-        return said
-    return f"{type(error).__name__}: {said}".removesuffix(": ")
+    return Promotion(Outcome.RETRY_LATER, one_line(error))
