@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from twophase.core.checkpoint import Key, Output
+from twophase.core.checkpoint import Key
 from twophase.core.coordinator import Coordinator
 from twophase.core.dead_output import why_dead
 from twophase.core.errors import SinkUnavailable
@@ -17,7 +17,7 @@ from twophase.core.failpoints import hit
 from twophase.core.forgotten import ahead, check_known
 from twophase.core.isolation import alone
 from twophase.core.settings import home
-from twophase.core.states import ENDED, State
+from twophase.core.states import ENDED
 from twophase.storage import disk
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from twophase.committer.record import PostgresRecord
-    from twophase.core.checkpoint import Revision
     from twophase.pipeline import Pipeline
     from twophase.sinks.base import Attempt, Sink
 
@@ -128,9 +127,11 @@ def _sweep_superseded(  # noqa: PLR0913 - whose, and which
     record: PostgresRecord, pipeline: str, name: str, sink: Sink, expired: Mapping[Key, datetime], *, dry_run: bool
 ) -> Iterator[Removed]:
     """Remove the output of superseded revisions that are recorded as swept."""
+    from twophase.committer import revisions
+
     left = sink.superseded()
     while batch := list(islice(left, BATCH)):
-        found = _revisions(record, pipeline, {old.checkpoint_id for old in batch})
+        found = revisions.of_checkpoints(record.engine, pipeline, {old.checkpoint_id for old in batch})
         for old in batch:
             key = Key(pipeline, old.checkpoint_id, old.revision)
             if key not in found or not (found[key].swept or (dry_run and key in expired)):
@@ -186,8 +187,11 @@ def _sweep_old(  # noqa: PLR0913 - whose, and what
 def _dead(
     record: PostgresRecord, pipeline: str, name: str, sink: Sink, batch: list[Attempt]
 ) -> Iterator[tuple[Attempt, str]]:
-    found = _revisions(record, pipeline, {left.checkpoint_id for left in batch})
-    voted = _voted(record, pipeline, name, {left.checkpoint_id for left in batch})
+    from twophase.committer import revisions
+
+    checkpoints = {left.checkpoint_id for left in batch}
+    found = revisions.of_checkpoints(record.engine, pipeline, checkpoints)
+    voted = revisions.voted(record.engine, pipeline, name, checkpoints)
     for left in batch:
         key = Key(pipeline, left.checkpoint_id, left.revision)
         if key in found:
@@ -196,34 +200,13 @@ def _dead(
                 yield left, why
 
 
-def _revisions(record: PostgresRecord, pipeline: str, checkpoints: set[int]) -> Mapping[Key, Revision]:
-    from twophase.committer.record import REVISION, r, to_revision
-
-    query = REVISION.where((r.pipeline == pipeline) & r.checkpoint_id.in_(checkpoints))
-    with record.engine.connect() as connection:
-        return {found.key: found for found in map(to_revision, connection.execute(query))}
-
-
-def _voted(record: PostgresRecord, pipeline: str, sink: str, checkpoints: set[int]) -> Mapping[Key, int]:
-    from sqlalchemy import func, select
-
-    from twophase.committer.tables import participant
-
-    p = participant.c
-    # What a restage takes the place of counts until the new vote (R10).
-    standing = func.coalesce(p.handle["standing"]["attempt"].as_integer(), p.attempt).label("attempt")
-    query = select(p.checkpoint_id, p.revision, standing).where(
-        (p.pipeline == pipeline) & (p.name == sink) & p.checkpoint_id.in_(checkpoints)
-    )
-    with record.engine.connect() as connection:
-        return {Key(pipeline, row.checkpoint_id, row.revision): row.attempt for row in connection.execute(query)}
-
-
 def _sweep_runs(record: PostgresRecord, pipeline: str, *, dry_run: bool) -> Iterator[Removed]:
     """Remove the run folders (plan, result, log) of revisions that have ended."""
+    from twophase.committer import revisions
+
     folder = home() / "runs" / pipeline
     matches = [match for name, _ in disk.entries(folder) if (match := _RUN.fullmatch(name))]
-    found = _revisions(record, pipeline, {int(match[1]) for match in matches})
+    found = revisions.of_checkpoints(record.engine, pipeline, {int(match[1]) for match in matches})
     for match in matches:
         revision = found.get(Key(pipeline, int(match[1]), int(match[2])))
         if revision is not None and revision.state in ENDED:
@@ -253,7 +236,7 @@ class Verified:
 
 def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | Verified]:
     """Compare every committed checkpoint with what each sink holds; yield each difference, and what was compared."""
-    from twophase.committer import queries
+    from twophase.committer import queries, revisions
 
     if why := ahead(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks)):
         yield Difference(pipeline.name, None, "", f"the record is older than its sinks: {why}")
@@ -267,27 +250,8 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
                 for difference in sink.verify(promoted.output):
                     yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
                 yield Verified(name)
-            strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
+            strangers = list(sink.strangers(revisions.places(record.engine, pipeline.name, name)))
             if strangers:  # something may have been promoted between the two looks: ask the record again
-                strangers = list(sink.strangers(_standing(record, pipeline.name, name)))
+                strangers = list(sink.strangers(revisions.places(record.engine, pipeline.name, name)))
             yield from (Difference(pipeline.name, None, name, stranger) for stranger in strangers)
         yield from (Difference(pipeline.name, None, name, problem) for problem in problems)
-
-
-def _standing(record: PostgresRecord, pipeline: str, sink: str) -> list[Output]:
-    """Return the places of what may be visible in a sink: all that is committed or on its way."""
-    from sqlalchemy import select
-
-    from twophase.committer.record import r
-    from twophase.committer.tables import participant
-
-    p = participant.c
-    join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
-    query = (
-        select(r.checkpoint_id, r.revision, p.handle)
-        .join(participant, join & (p.name == sink))
-        .where((r.pipeline == pipeline) & r.state.in_([State.COMMITTING, State.COMMITTED]))
-    )
-    with record.engine.connect() as connection:
-        rows = connection.execute(query).all()
-    return [Output(Key(pipeline, *row[:2]), 0, row.handle, {}) for row in rows]

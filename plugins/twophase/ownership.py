@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from twophase.committer.record import PostgresRecord
     from twophase.pipeline import Pipeline
 
@@ -24,7 +21,7 @@ def hand_over(record: PostgresRecord, pipeline: Pipeline, write: str, to: str, r
     Nothing may be on its way to the table. The record lets go of it, and keeps the reason, only once the target names
     the other one: whoever is killed in between says it again.
     """
-    from twophase.committer import registry
+    from twophase.committer import registry, revisions
 
     if write not in pipeline.sinks:
         msg = f"pipeline {pipeline.name!r}: expected one of its writes, {', '.join(pipeline.sinks)}; found {write!r}"
@@ -35,20 +32,9 @@ def hand_over(record: PostgresRecord, pipeline: Pipeline, write: str, to: str, r
     sink = pipeline.sinks[write]
     with record.transaction() as tx:
         registry.give_up(tx.connection, pipeline.name, write)
-        if (newest := _newest(tx.connection, pipeline.name)) is not None:
+        if (newest := revisions.newest(tx.connection, pipeline.name)) is not None:
             tx.note(newest, f"the table of {write} was handed over to {to}", reason)
         if sink.owner() != to:
             hit("hand_over.before")
             sink.hand_over(to)
         hit("hand_over.inside")
-
-
-def _newest(connection: Connection, pipeline: str) -> Key | None:
-    """Return the newest revision of a pipeline, whose events keep what was done to it."""
-    from sqlalchemy import select
-
-    from twophase.committer.record import r
-
-    query = select(r.pipeline, r.checkpoint_id, r.revision).where(r.pipeline == pipeline)
-    row = connection.execute(query.order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(1)).first()
-    return Key(*row) if row else None

@@ -62,12 +62,10 @@ def _which(
     record: PostgresRecord, pipeline: str, checkpoint_id: int, revision: int | None, against: int | None
 ) -> tuple[Revision, Revision | None]:
     """Choose the two revisions."""
-    from twophase.committer.record import REVISION, r, to_revision
+    from twophase.committer import revisions
 
-    mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
-    with record.engine.connect() as connection:
-        rows = connection.execute(REVISION.where(mine).order_by(r.revision.desc())).all()
-    found = {one.revision: one for one in map(to_revision, rows)}
+    mine = revisions.of_checkpoints(record.engine, pipeline, [checkpoint_id])
+    found = {key.revision: one for key, one in mine.items()}
     for number in (revision, against):
         if number is not None and number not in found:
             msg = f"checkpoint {pipeline}/{checkpoint_id} r{number}: it is not in the record"

@@ -180,6 +180,25 @@ def test_heavy_modules_are_imported_at_the_top_only_where_they_belong(module: st
     assert not misplaced
 
 
+#: What statements are made with.
+STATEMENTS = frozenset({"select", "insert", "update", "delete", "text", "func"})
+#: The one other database that is asked by SQLAlchemy: Airflow's own.
+ASKS_AIRFLOW = "twophase.web.airflow_runs"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) != "committer"])
+def test_the_record_is_asked_in_sql_by_the_committer_only(module: str) -> None:
+    asked = [
+        shown(module, imported)
+        for imported in imports(module)
+        if imported.name in {f"sqlalchemy.{name}" for name in STATEMENTS}
+        or imported.name in {"twophase.committer.record.r", "twophase.committer.record.REVISION"}
+        or imported.is_in("twophase.committer.tables")
+    ]
+
+    assert not asked or module == ASKS_AIRFLOW
+
+
 @pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) in NEVER])
 def test_what_runs_in_spark_never_asks_for_airflow_or_the_database(module: str) -> None:
     forbidden = [

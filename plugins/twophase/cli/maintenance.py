@@ -235,15 +235,9 @@ def verify(
 
 
 def _committed(record: PostgresRecord, pipeline: str) -> int:
-    from sqlalchemy import func, select
+    from twophase.committer import revisions
 
-    from twophase.committer.tables import revision
-    from twophase.core.states import State
-
-    r = revision.c
-    query = select(func.count()).where((r.pipeline == pipeline) & (r.state == State.COMMITTED))
-    with record.engine.connect() as connection:
-        return int(connection.execute(query).scalar_one())
+    return revisions.committed(record.engine, pipeline)
 
 
 def _differences(differences: list[Difference]) -> None:

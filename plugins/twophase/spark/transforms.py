@@ -15,10 +15,10 @@ from pathlib import Path
 from twophase.core.errors import ConfigError
 from twophase.core.settings import spark_jobs
 
-#: Parameter names of a transform that no read may have.
-RESERVED = frozenset({"spark", "context", "state"})
 #: What a transform may ask for besides its reads.
 GIVEN = frozenset({"spark", "context"})
+#: Names that no read may have: what is given, and what is going to be.
+RESERVED = GIVEN | {"state"}
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
