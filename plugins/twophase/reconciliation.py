@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Json, Key, Participant
 from twophase.core.errors import ConfigError, RecordBehind
 from twophase.core.failpoints import hit
+from twophase.core.isolation import alone
 from twophase.core.ports import Outcome
 from twophase.core.recovery import recover
 from twophase.core.states import State
@@ -73,6 +74,8 @@ class Survey:
     forgotten: list[Forgotten] = field(default_factory=list)
     #: What a sink shows without a receipt: sink, checkpoint, revision.
     unreceipted: list[tuple[str, int, int]] = field(default_factory=list)
+    #: Which sinks could not be asked, and why: what they alone know of is found once they answer.
+    silent: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Say whether anything is missing in the record."""
@@ -101,7 +104,7 @@ class Survey:
 
 
 def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator) -> Survey:
-    """Ask every sink what it holds beyond the record; changes nothing."""
+    """Ask every sink what it holds beyond the record; changes nothing. One that is down holds up only itself."""
     from twophase.committer import restoration
 
     name = pipeline.name
@@ -109,7 +112,8 @@ def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator)
         known = tx.reach(name)
         committing = {one.commit_seq: one for one in tx.unfinished(name) if one.state is State.COMMITTING}
     since = min([known.next_commit_seq, *(seq for seq in committing if seq is not None)])
-    found, torn = _receipts(pipeline, since)
+    silent: list[str] = []
+    found, torn = _receipts(pipeline, since, silent)
     # Of what is known only that is of interest which was staged again after its decision, and forgotten.
     found = [
         one
@@ -119,9 +123,10 @@ def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator)
     ]
     last = {one["checkpoint_id"]: one["commit_seq"] for one in found}
     forgotten = []
+    shown = _markers(pipeline, silent)
     with record.transaction() as tx:
         problems = {one["commit_seq"]: torn.get(one["commit_seq"]) or restoration.objection(tx, one) for one in found}
-        held = [(sink, *key) for sink, one in pipeline.sinks.items() for key in tx.lacks(name, one.markers(name))]
+        held = [(sink, *key) for sink, keys in shown.items() for key in tx.lacks(name, keys)]
     for one in found:
         replaced = last[one["checkpoint_id"]] != one["commit_seq"]
         sinks, problem = ({}, None) if replaced else _standing(coordinator, one)
@@ -129,15 +134,28 @@ def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator)
         becomes = State.SUPERSEDED if replaced else whole
         forgotten.append(Forgotten(one, sinks, becomes, problems[one["commit_seq"]] or problem))
     keys = {one.key[1:] for one in forgotten}
-    return Survey(name, known.next_commit_seq, forgotten, [one for one in held if one[1:] not in keys])
+    strange = [one for one in held if one[1:] not in keys]
+    return Survey(name, known.next_commit_seq, forgotten, strange, list(dict.fromkeys(silent)))
 
 
-def _receipts(pipeline: Pipeline, since: int) -> tuple[list[Json], dict[int, str]]:
+def _markers(pipeline: Pipeline, silent: list[str]) -> dict[str, list[tuple[int, int]]]:
+    """Return what each sink shows."""
+    shown: dict[str, list[tuple[int, int]]] = {}
+    for name, sink in pipeline.sinks.items():
+        with alone(f"sink {name!r}", silent):
+            shown[name] = list(sink.markers(pipeline.name))
+    return shown
+
+
+def _receipts(pipeline: Pipeline, since: int, silent: list[str]) -> tuple[list[Json], dict[int, str]]:
     """Bring the receipts of all sinks together, by number; a later epoch knows more. Say which contradict another."""
     found: dict[int, Json] = {}
     torn: dict[int, str] = {}
     for name, sink in pipeline.sinks.items():
-        for receipt in sink.receipts(pipeline.name, since):
+        kept: list[Json] = []
+        with alone(f"sink {name!r}", silent):
+            kept = list(sink.receipts(pipeline.name, since))
+        for receipt in kept:
             seq = receipt["commit_seq"]
             there = found.setdefault(seq, receipt)
             if (there["checkpoint_id"], there["revision"]) != (receipt["checkpoint_id"], receipt["revision"]):
@@ -163,9 +181,13 @@ def _standing(coordinator: Coordinator, receipt: Json) -> tuple[dict[str, str | 
             )
             return sinks, problem
         handle = {**participant.handle, "commit_seq": receipt["commit_seq"], "timestamp": receipt["created_at"]}
-        promotion = sink.find(key, handle, participant.manifest)
-        there = promotion.outcome is Outcome.ALREADY_PROMOTED
-        sinks[participant.name] = None if there else promotion.reason or str(promotion.outcome)
+        problems: list[str] = []
+        with alone("it cannot be asked", problems):
+            promotion = sink.find(key, handle, participant.manifest)
+            there = promotion.outcome is Outcome.ALREADY_PROMOTED
+            sinks[participant.name] = None if there else promotion.reason or str(promotion.outcome)
+        if problems:
+            sinks[participant.name] = problems[0]
     return sinks, None
 
 
@@ -174,7 +196,9 @@ def reconcile(
 ) -> tuple[Survey, list[tuple[Revision, Decision]]]:
     """Record what the sinks hold and the record has forgotten, then finish it; said twice it is done once.
 
-    All of it or nothing, in one transaction, and only if the record has not changed since the sinks were asked.
+    All of it or nothing, in one transaction, and only if the record has not changed since the sinks were asked. While a
+    sink cannot be asked the pipeline goes on to say that it is behind, and nothing runs or is promoted: it may know of
+    more.
     """
     from twophase.committer import restoration
 
@@ -189,11 +213,13 @@ def reconcile(
             msg = f"pipeline {pipeline.name!r}: a run has committed meanwhile; nothing was changed, reconcile again"
             raise RecordBehind(msg)
         restoration.restore(tx, pipeline.name, [one.receipt for one in found.forgotten], f"reconcile: {reason}")
+        if found.silent:  # until it is asked again: its silence says nothing
+            tx.say_behind(pipeline.name, f"not asked: {'; '.join(found.silent)}")
 
     if found:
         coordinator.transact(step)  # type: ignore[arg-type]  # a record of PostgreSQL has these transactions
     hit("reconcile.after")
-    return found, recover(coordinator, decided_only=True)
+    return found, [] if found.silent else recover(coordinator, decided_only=True)
 
 
 def _refuse(found: Survey) -> None:

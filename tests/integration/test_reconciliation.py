@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,6 +266,38 @@ def test_a_sink_that_cannot_be_asked_is_told_of_and_takes_back_nothing_that_it_s
         check_known(coordinator(record, declared))
 
     assert "pipeline 'words': not asked whether it holds what the record lacks: sink 'postgres'" in caplog.text
+
+
+def test_a_sink_that_is_down_holds_up_only_itself(
+    backups: Backups, record: PostgresRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the others hold is shown and recorded; until it answers the pipeline is behind, for it may know of more."""
+    kinds, up = "files+postgres", several_sinks.TARGET
+    there = {name: os.environ[name] for name in (up, "AIRFLOW_CONN_DWH")}
+    rows = land_words(files=4)
+    run(kinds)
+    backups.take()
+    run(kinds)
+    backups.restore()
+    for name in there:
+        monkeypatch.setenv(name, "postgres://nobody@127.0.0.1:1/nothing")
+
+    shown = twophase("reconcile", "words")
+    applied = twophase("reconcile", "words", "--apply", "--reason", "restored")
+
+    assert (shown.exit_code, applied.exit_code) == (1, 1)
+    assert re.search(r"not asked: sink 'postgres'.*once it answers", shown.stderr)
+    assert "1 decision recorded again" in applied.stdout
+    assert states(record)[-1] == (2, 1, 2, "COMMITTING")
+    with record.transaction() as tx:
+        assert "not asked: sink 'postgres'" in (tx.reach("words").behind or "")
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    assert not apply(record, kinds)
+    check_known(coordinator(record, several_sinks.pipeline(kinds)))
+    assert states(record)[-1] == (2, 1, 2, "COMMITTED")
+    run(kinds)
+    check(record, kinds, rows)
 
 
 def test_what_has_no_receipt_is_shown_and_not_recorded_and_read_again_once_it_is_gone(

@@ -11,6 +11,8 @@ from twophase.cli.output import Json, complain, listing, print_json, say, size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from twophase.reconciliation import Survey
+
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.", show_default=False)]
 
 
@@ -30,7 +32,7 @@ def reconcile(
 ) -> None:
     """Show what the sinks hold and the record has forgotten, after it was restored; with --apply, record it.
 
-    Exits 1 while something is missing in the record.
+    Exits 1 while something is missing in the record, or a sink cannot be asked.
     """
     from twophase import reconciliation
     from twophase.cli.record_access import opened
@@ -51,12 +53,7 @@ def reconcile(
         left = [one for one in protocol.transact(lambda tx: tx.unfinished(pipeline)) if one.parked_reason]
         ahead(protocol)  # what the pipeline says of itself is true from now on
     told = found.told()
-    if as_json:
-        print_json(told)
-    elif not found:
-        say(f"{pipeline}: the record knows all that its sinks hold")
-    else:
-        _show(told)
+    _tell(pipeline, found, told, as_json=as_json)
     if not apply and found:
         if not as_json:
             complain(
@@ -65,6 +62,20 @@ def reconcile(
         raise typer.Exit(1)
     if apply:
         _applied(pipeline, told, [str(one.key) for one in left], quiet=as_json)
+    if found.silent:
+        raise typer.Exit(1)
+
+
+def _tell(pipeline: str, found: Survey, told: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Show what was found, and which sinks could not be asked."""
+    if as_json:
+        print_json(told)
+    elif found:
+        _show(told)
+    elif not found.silent:
+        say(f"{pipeline}: the record knows all that its sinks hold")
+    for problem in found.silent:
+        complain(f"{pipeline}: not asked: {problem}; reconcile again once it answers: it may know of more")
 
 
 def _applied(pipeline: str, told: Sequence[Mapping[str, Any]], left: Sequence[str], *, quiet: bool) -> None:
