@@ -128,6 +128,41 @@ def test_a_table_of_before_there_were_owners_is_its_writers(record: PostgresReco
     assert words_pipeline(writes={"out": first()}).sinks["out"].owner() == "words"
 
 
+@pytest.mark.parametrize("name", ["words", "others"])
+def test_a_table_that_had_another_name_is_refused_with_the_rows_in_it(
+    record: PostgresRecord, home: Path, target: Any, name: str
+) -> None:
+    """Its rows have numbers that the new pipeline gives away, too: a replacement would delete them."""
+    rows = land_words(files=1)
+    runner(record, "words", sinks.Postgres("words", conn_id="dwh", create=True)).run()
+    target.execute("ALTER TABLE public.words RENAME TO moved")
+    again = sinks.Postgres("moved", conn_id="dwh", create=True)
+
+    told = r"table public\.moved holds rows with checkpoints.*rename its column _checkpoint and add a new one"
+    with pytest.raises(ConfigError, match=told):
+        runner(record, name, again)
+
+    target.execute("ALTER TABLE public.moved RENAME _checkpoint TO old_checkpoint")
+    target.execute("ALTER TABLE public.moved ALTER old_checkpoint DROP NOT NULL, ADD _checkpoint bigint")
+    land_words(files=1, start=1)
+    assert runner(record, name, again).run() is not None
+    target.execute("SELECT count(old_checkpoint) FROM public.moved")
+    assert target.fetchone() == (len(rows),)
+
+
+def test_an_iceberg_table_by_two_catalogs_is_one_pipelines(record: PostgresRecord, home: Path) -> None:
+    """A catalog says where a table is, and its folder whose it is: another pipeline's catalog leads to a refusal."""
+    land_words(files=1)
+    first = sinks.Iceberg("db.words", path="lake/words", catalog=CATALOG)
+    runner(record, "words", first).run()
+    second = sinks.Iceberg("db.words", path="lake/words", catalog={"type": "sql", "uri": "sqlite:///other.db"})
+
+    with pytest.raises(ConfigError, match="belongs to pipeline 'words', and two cannot share one"):
+        runner(record, "others", second)
+
+    assert [found for found in verify(record, words_pipeline(writes={"out": first})) if found] == []
+
+
 def test_a_promotion_to_a_table_that_became_anothers_changes_nothing(
     record: PostgresRecord, ways: Any, target: Any
 ) -> None:

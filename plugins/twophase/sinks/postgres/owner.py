@@ -11,6 +11,8 @@ from typing import Any
 
 from twophase.sinks.base import two_owners
 from twophase.sinks.postgres import history
+from twophase.sinks.postgres.staging_table import CHECKPOINT
+from twophase.storage import database
 from twophase.storage.database import TableName
 
 OWNERS = TableName(history.SCHEMA, "owner")
@@ -50,21 +52,46 @@ def claim(cursor: Any, pipeline: str, target: TableName, markers: TableName) -> 
         before = sql.SQL("SELECT pipeline FROM {} WHERE target = %s AND pipeline <> %s LIMIT 1")
         cursor.execute(before.format(markers.sql), (str(target), pipeline))
         if row := cursor.fetchone():
-            owner = row[0]
-        else:
-            create(cursor)
-            take = sql.SQL("INSERT INTO {} (target, pipeline) VALUES (%s, %s) ON CONFLICT DO NOTHING")
-            cursor.execute(take.format(OWNERS.sql), (str(target), pipeline))
-            owner = owner_of(cursor, target)
-    if owner not in {None, pipeline}:
-        return two_owners(f"table {target}", str(owner))
-    if other := _relative(cursor, pipeline, target):
-        return two_owners(f"table {target} shares rows with {other[0]}, which", other[1])
-    return None
+            return two_owners(f"table {target}", row[0])
+        create(cursor)
+        if objection := _shared(cursor, pipeline, target) or _renamed(cursor, pipeline, target, markers):
+            return objection
+        take = sql.SQL("INSERT INTO {} (target, pipeline) VALUES (%s, %s) ON CONFLICT DO NOTHING")
+        cursor.execute(take.format(OWNERS.sql), (str(target), pipeline))
+        owner = owner_of(cursor, target)
+    return two_owners(f"table {target}", str(owner)) if owner != pipeline else _shared(cursor, pipeline, target)
 
 
-def _relative(cursor: Any, pipeline: str, target: TableName) -> tuple[str, str] | None:  # noqa: ANN401 - a cursor
-    """Return a table of another pipeline's whose rows are the target's too, and whose it is: a parent, a partition."""
+def carries_checkpoints(cursor: Any, target: TableName) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether any row of a table carries the number of a checkpoint."""
+    from psycopg2 import sql
+
+    if CHECKPOINT not in (database.columns_of(cursor, target) or {}):
+        return False
+    query = sql.SQL("SELECT FROM {} WHERE {} IS NOT NULL LIMIT 1")
+    cursor.execute(query.format(target.sql, sql.Identifier(CHECKPOINT)))
+    return cursor.fetchone() is not None
+
+
+def _renamed(cursor: Any, pipeline: str, target: TableName, markers: TableName) -> str | None:  # noqa: ANN401 - a cursor
+    """Say that a table holds checkpoints that nobody promoted to it: it had another name, or is a copy. None: not so.
+
+    Its rows would be taken for those of this pipeline's checkpoints with the same numbers.
+    """
+    from psycopg2 import sql
+
+    mine = sql.SQL("SELECT FROM {} WHERE target = %s AND pipeline = %s LIMIT 1")
+    cursor.execute(mine.format(markers.sql), (str(target), pipeline))
+    if cursor.fetchone() is not None or not carries_checkpoints(cursor, target):
+        return None
+    return (
+        f"table {target} holds rows with checkpoints, and nobody promoted any to a table of this name: it had another"
+        f" one, or is a copy; rename its column {CHECKPOINT} and add a new one, or write to another table"
+    )
+
+
+def _shared(cursor: Any, pipeline: str, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
+    """Say that a table of another pipeline's has rows of the target: a parent, a partition. None: there is none."""
     from psycopg2 import sql
 
     query = sql.SQL(
@@ -78,8 +105,8 @@ def _relative(cursor: Any, pipeline: str, target: TableName) -> tuple[str, str] 
     )
     names = {"schema": target.schema, "name": target.name, "pipeline": pipeline}
     cursor.execute(query.format(OWNERS.sql), names)
-    found: tuple[str, str] | None = cursor.fetchone()
-    return found
+    other = cursor.fetchone()
+    return two_owners(f"table {target} shares rows with {other[0]}, which", other[1]) if other else None
 
 
 def hand_over(cursor: Any, target: TableName, old: str, new: str) -> str | None:  # noqa: ANN401 - a cursor

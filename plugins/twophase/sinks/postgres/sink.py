@@ -192,8 +192,7 @@ class Postgres(Sink):
     def hand_over(self, to: str) -> None:
         """Let the target belong to another pipeline, unless its rows carry checkpoints of this one."""
         with self._looking() as cursor:
-            numbered = CHECKPOINT in (database.columns_of(cursor, self.target) or {})
-            if numbered and not self._is_empty(cursor):
+            if owner.carries_checkpoints(cursor, self.target):
                 self._refuse(
                     f"its rows carry checkpoints of pipeline {self.pipeline!r}, whose numbers would be those of {to!r},"
                     f" too; rename the column {CHECKPOINT} and add a new one, or write to another table"
@@ -201,14 +200,6 @@ class Postgres(Sink):
             other = owner.hand_over(cursor, self.target, str(self.pipeline), to)
         if other is not None:
             self._refuse(two_owners("it", other))
-
-    def _is_empty(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether no row of the target carries a checkpoint."""
-        from psycopg2 import sql
-
-        query = sql.SQL("SELECT FROM {} WHERE {} IS NOT NULL LIMIT 1")
-        cursor.execute(query.format(self.target.sql, sql.Identifier(CHECKPOINT)))
-        return cursor.fetchone() is None
 
     def _stager(self) -> str:
         """Ask the server as whom rows are staged."""
