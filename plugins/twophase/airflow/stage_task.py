@@ -340,7 +340,7 @@ def _result(plan: Plan, folder: Path) -> Mapping[str, Json]:
             " be the same folder on the worker and where the driver runs"
         )
         raise AttemptFailed(msg)
-    return read_result(plan, folder / "result.json", "this task's", 0)
+    return read_result(plan, folder / "result.json", "the stage task's", 0)
 
 
 def _failure(plan: Plan, folder: Path) -> Exception:
@@ -356,7 +356,7 @@ def _unsaid(plan: Plan, error: AirflowException) -> str:
     """Say that a job ended without a word; what Airflow says is mostly the command line."""
     code = _CODE.search(str(error))
     how = f"spark-submit ended with code {code[1]}" if code else " ".join(str(error).split())[:300]
-    return f"checkpoint {plan.key}: attempt {plan.attempt}: {how} and left no result; the log is this task's"
+    return f"checkpoint {plan.key}: attempt {plan.attempt}: {how} and left no result; the log is the stage task's"
 
 
 def _later(macro: str) -> Callable[[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -16,6 +17,8 @@ from twophase.core.slots import Slot
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _SECONDS = 60
 _HOURS = 48
+#: The type of an error, and whose it is.
+_WHOSE = re.compile(r"^(\w+: )checkpoint \S+ r\d+: (?:attempt \d+: )?")
 
 
 def colour(state: str) -> str:
@@ -77,6 +80,11 @@ def took(row: Mapping[str, Any]) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
 
 
+def cause(error: str | None) -> str:
+    """Return an error without what the page around it says already: its checkpoint and its attempt."""
+    return _WHOSE.sub(r"\1", error or "")
+
+
 def code(value: object) -> Markup:
     """Return a text in which what is quoted as a command looks like one."""
     parts = str(value).split("`")
@@ -84,6 +92,7 @@ def code(value: object) -> Markup:
 
 
 FILTERS = {
+    "cause": cause,
     "code": code,
     "colour": colour,
     "number": number,
