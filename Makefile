@@ -28,6 +28,10 @@ KUBERNETES := $(VENV)-kubernetes
 # Two processes share the tests: most of them wait for other processes. In the order of the folders, the long ones first.
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 
+# What `make check` runs: the protocol, the record, the command line, and each sink by itself.
+QUICK := tests/unit tests/migration $(addprefix tests/integration/,rules rules_of_replacement record slots_in_record cli) \
+	$(wildcard tests/integration/test_*_sink.py)
+
 # What has a target of its own.
 APART := not install and not spark35 and not s3a and not yarn and not kubernetes
 
@@ -39,7 +43,7 @@ TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down test chaos test-airflow31 test-airflow32 test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
+.PHONY: help demo demo-cluster up down check test chaos test-airflow31 test-airflow32 test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -60,6 +64,10 @@ up: $(READY) ## Start PostgreSQL and Airflow on this machine, with the examples 
 down: $(READY) ## Stop what `make up` started
 	@echo '→ stopping PostgreSQL and Airflow'
 	@$(BIN)/twophase down $(ARGS)
+
+check: lint ## Lint and the quick tests, which need neither Spark nor Airflow: between two edits
+	@echo '→ tests that need neither Spark nor Airflow'
+	@$(BIN)/pytest $(SHARED) -m 'not slow and not spark and not airflow and not chaos and $(APART)' $(QUICK) $(ARGS)
 
 test: $(READY) ## Run the tests, all but the slow ones
 	@$(BROWSER)
