@@ -10,7 +10,7 @@ from benchmarks.place import administer
 from benchmarks.workload import link_files, pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core.settings import data_path
-from twophase.runner import enter
+from twophase.wiring import enter
 
 #: Every so many checkpoints one was replayed (its first revision is superseded) …
 REPLAYED = 100

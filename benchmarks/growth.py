@@ -13,8 +13,7 @@ from benchmarks.place import Place, administer
 from benchmarks.plans import FEW, long_reads
 from benchmarks.workload import Checkpoints
 from twophase.committer import queries
-from twophase.core.recovery import recover
-from twophase.maintenance import sweep
+from twophase.sweep import sweep
 
 #: What may grow: nothing, but for the depth of an index.
 GOAL = 1.2
@@ -103,7 +102,7 @@ def _everything(side: Checkpoints) -> Callable[[], Mapping[str, float]]:
     def turn() -> Mapping[str, float]:
         return {
             **side(),
-            "recover": timed(lambda: recover(side.runner.coordinator)),
+            "recover": timed(side.runner.coordinator.recover),
             "sweep": timed(lambda: list(sweep(record, pipeline))),
             "stale": asked(queries.stale),
             "overview": asked(queries.overview, [side.name, f"{side.name}_after"]),

@@ -12,8 +12,9 @@ from benchmarks.harness import timed
 from benchmarks.workload import Linked, land, pipeline
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
-from twophase.maintenance import load, verify
 from twophase.runner import Runner
+from twophase.verification import verify
+from twophase.wiring import load
 
 NAME = "memory"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twophase.audit_votes import Staged, audit, audit_again
 from twophase.core import errors
@@ -26,8 +26,7 @@ from twophase.pipeline import quarantine_of
 from twophase.spark.plan import Plan
 
 if TYPE_CHECKING:
-    from twophase.committer.record import PostgresTransaction
-    from twophase.core.ports import Transaction
+    from twophase.core.ports import Opened
     from twophase.pipeline import Pipeline
     from twophase.sinks.base import Sink
 
@@ -50,54 +49,52 @@ class Staging:
         self.coordinator = coordinator
         self.pipeline = pipeline
 
-    def stage(self, attempt: Revision, stager: Stager, folder: Path, lease: Lease) -> None:
-        """Let every write be staged, check it, vote for it, and let the audits vote; any failure is raised."""
-        mine = [p for p in self._sinks(attempt) if p.attempt == attempt.epoch]
+    def stage(self, opened: Opened, stager: Stager, folder: Path, lease: Lease) -> list[Participant]:
+        """Let every write be staged, check it and let the audits look; return the votes, which the caller records.
+
+        Any failure is raised, after the votes that it leaves are recorded. Those of a restage are recorded here.
+        """
+        attempt = opened.revision
+        mine = [p for p in opened.participants if p.attempt == attempt.epoch]
         participants = [p for p in mine if p.vote is None]  # an adopted attempt may have votes already
-        plan = self._plan(attempt, participants)
+        plan = self._plan(opened, participants)
         if attempt.job is None or attempt.job["attempt"] != attempt.epoch:  # nothing reads for this attempt yet
             plan = self._know_input(plan)
         self._check_input(plan)
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
         staged = stager(plan, folder, lambda: lease.lost)
-        check_known(self.coordinator)
         if attempt.state is State.COMMITTING:
+            check_known(self.coordinator)
             self._vote_again(attempt, plan, {p.name: (p, staged[p.name]) for p in participants}, lease)
-        else:
-            for participant in participants:
-                lease.check()
-                self._check(attempt, plan, participant, staged[participant.name])
-                self._vote(attempt, participant, staged[participant.name])
-            found = {p.name: (p, p.manifest if p.vote else staged[p.name]) for p in mine}
-            audit(self.coordinator, self.pipeline, attempt, found, lease.check)
-        shutil.rmtree(folder, ignore_errors=True)
+            lease.check()
+            return []
+        votes: list[Participant] = []
+        for participant in participants:
+            lease.check()
+            self._check(attempt, plan, participant, staged[participant.name], votes)
+            votes.append(replace(participant, vote=True, manifest=staged[participant.name]))
+            log.info("%s: %s is staged, rows %s", attempt.key, participant.name, staged[participant.name]["rows"])
+        found = {p.name: (p, p.manifest if p.vote else staged[p.name]) for p in mine}
+        audited, refusal = audit(self.coordinator, self.pipeline, attempt, found, lease.check)
         lease.check()
+        if refusal is not None:
+            self.coordinator.vote_all(attempt, [*votes, *audited])
+            raise refusal
+        return [*votes, *audited]
 
     def still_staged(self, revision: Revision) -> bool:
         """Look whether what was voted for is still there, and still taken, before it is decided upon."""
         try:
-            for participant in self._sinks(revision):
+            participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
+            for participant in filter(attrgetter("stages"), participants):
                 self.pipeline.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
         except AttemptFailed as failed:
             log.warning("%s; staging again", failed)
             return False
         return True
 
-    def _sinks(self, revision: Revision) -> list[Participant]:
-        participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
-        return [participant for participant in participants if participant.kind == "sink"]
-
-    def _plan(self, attempt: Revision, participants: list[Participant]) -> Plan:
-        from twophase.committer import queries
-
-        def look(tx: Transaction) -> tuple[Mapping[str, Input], dict[str, list[list[str]] | None]]:
-            found = cast("PostgresTransaction", tx)
-            inputs = found.inputs(attempt.key)
-            return inputs, {
-                write: queries.last_schema(found.connection, self.pipeline.name, write) for write in self.pipeline.sinks
-            }
-
-        inputs, schemas = self.coordinator.transact(look)
+    def _plan(self, opened: Opened, participants: list[Participant]) -> Plan:
+        attempt = opened.revision
         handles = {p.name: p.handle for p in participants}
         quarantines = {quarantine_of(name): name for name in self.pipeline.reads}
         return Plan(
@@ -109,13 +106,13 @@ class Staging:
             transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
             reads={
                 name: {"source": self.pipeline.reads[name].declaration(), **fixed_input(fixed)}
-                for name, fixed in inputs.items()
+                for name, fixed in opened.inputs.items()
             },
             writes={
                 name: {
                     "sink": sink.declaration(),
                     "handle": handles.get(name),
-                    "schema": schemas[name],
+                    "schema": opened.schemas[name],
                     "quarantine": quarantines.get(name) if name not in self.pipeline.writes else None,
                 }
                 for name, sink in self.pipeline.sinks.items()
@@ -158,11 +155,19 @@ class Staging:
             lease.check()
             self._check(attempt, plan, participant, manifest)
         audited = audit_again(self.coordinator, self.pipeline, attempt, left, lease.check)
-        for name, (participant, manifest) in left.items():
+        for name, (_, manifest) in left.items():
             lease.check()
-            self._vote(attempt, participant, manifest, audited[name])
+            self.coordinator.vote(attempt, name, yes=True, manifest=manifest, audits=audited[name])
+            log.info("%s: %s pre-committed, rows %s", attempt.key, name, manifest["rows"])
 
-    def _check(self, attempt: Revision, plan: Plan, participant: Participant, manifest: Json) -> None:
+    def _check(
+        self,
+        attempt: Revision,
+        plan: Plan,
+        participant: Participant,
+        manifest: Json,
+        before: Sequence[Participant] = (),
+    ) -> None:
         """Check what was staged against storage, and the input against what it was; if they differ, vote no."""
         hit("vote.before")
         sink = self.pipeline.sinks[participant.name]
@@ -171,15 +176,9 @@ class Staging:
             check_schema(attempt, participant.name, sink, plan, manifest["schema"])
             sink.check(attempt.key, participant.handle, manifest)
         except AttemptFailed as error:
-            self.coordinator.vote(attempt, participant.name, yes=False, reason=str(error))
+            self.coordinator.vote_all(attempt, [*before, replace(participant, vote=False, reason=str(error))])
             raise
         hit("vote.checked")
-
-    def _vote(
-        self, attempt: Revision, participant: Participant, manifest: Json, audits: Sequence[Participant] = ()
-    ) -> None:
-        self.coordinator.vote(attempt, participant.name, yes=True, manifest=manifest, audits=audits)
-        log.info("%s: %s pre-committed, rows %s", attempt.key, participant.name, manifest["rows"])
 
 
 def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: Any) -> None:  # noqa: ANN401 - JSON

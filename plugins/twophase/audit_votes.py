@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from twophase.audits import AuditContext
 from twophase.core.checkpoint import Json, Participant
@@ -14,10 +14,8 @@ from twophase.core.failpoints import hit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from twophase.committer.record import PostgresTransaction
     from twophase.core.checkpoint import Revision
     from twophase.core.coordinator import Coordinator
-    from twophase.core.ports import Transaction
     from twophase.pipeline import Pipeline
 
 log = logging.getLogger("twophase")
@@ -39,21 +37,21 @@ Staged = Mapping[str, tuple[Participant, Json]]
 
 def audit(
     coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
-) -> None:
-    """Run every audit, whatever another one found; raise AuditFailed with all that voted no.
+) -> tuple[list[Participant], AuditFailed | None]:
+    """Run every audit, whatever another one found; return their votes, and what is raised once they are recorded.
 
     `check` raises when another attempt took over.
     """
-    refused = []
+    votes, refused = [], []
     for vote in _votes(coordinator, pipeline, attempt, staged, check):
-        voter = vote.voter
-        coordinator.vote(attempt, voter.name, yes=bool(voter.vote), manifest=voter.manifest, reason=voter.reason)
+        votes.append(vote.voter)
         hit("audit.after")
         if vote.objection:
             refused.append(vote.objection)
-    if refused:
-        msg = f"checkpoint {attempt.key}: {'; '.join(refused)}; nothing became visible, correct it and run again"
-        raise AuditFailed(msg)
+    if not refused:
+        return votes, None
+    msg = f"checkpoint {attempt.key}: {'; '.join(refused)}; nothing became visible, correct it and run again"
+    return votes, AuditFailed(msg)
 
 
 def audit_again(
@@ -103,12 +101,6 @@ def _votes(
 
 
 def _context(coordinator: Coordinator, attempt: Revision, write: str, manifest: Json) -> AuditContext:
-    from twophase.committer import queries
-
-    def look(tx: Transaction) -> int | None:
-        connection = cast("PostgresTransaction", tx).connection
-        return queries.rows_before(connection, attempt.key, attempt.slot, write)
-
     if attempt.created_at is None:
         raise AssertionError  # it is in the record
     return AuditContext(
@@ -118,6 +110,6 @@ def _context(coordinator: Coordinator, attempt: Revision, write: str, manifest: 
         slot=attempt.slot,
         sink=write,
         began=attempt.created_at,
-        previous_rows=coordinator.transact(look),
+        previous_rows=coordinator.transact(lambda tx: tx.rows_before(attempt.key, attempt.slot, write)),
         rows=manifest["rows"],
     )

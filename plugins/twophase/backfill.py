@@ -17,8 +17,8 @@ from twophase.attempt import Stager
 from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.errors import ConfigError, TwophaseError
 from twophase.core.slots import Slot, between, duration, length_of, moment
-from twophase.maintenance import load
 from twophase.runner import Runner
+from twophase.wiring import load
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twophase.core.errors import ConfigError, NothingCommitted, Swept
 from twophase.local.record_access import open_record
-from twophase.maintenance import load
+from twophase.wiring import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

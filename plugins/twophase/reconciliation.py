@@ -16,7 +16,6 @@ from twophase.core.errors import ConfigError, RecordBehind
 from twophase.core.failpoints import hit
 from twophase.core.isolation import alone
 from twophase.core.ports import Outcome
-from twophase.core.recovery import recover
 from twophase.core.states import State
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def _standing(coordinator: Coordinator, receipt: Json) -> tuple[dict[str, str | 
     key = Key(receipt["pipeline"], receipt["checkpoint_id"], receipt["revision"])
     sinks: dict[str, str | None] = {}
     for participant in (Participant(**one) for one in receipt["participants"]):
-        if participant.kind != "sink":
+        if not participant.stages:
             continue
         sink = coordinator.sinks.get(participant.name)
         if sink is None:
@@ -219,7 +218,7 @@ def reconcile(
     if found:
         coordinator.transact(step)  # type: ignore[arg-type]  # a record of PostgreSQL has these transactions
     hit("reconcile.after")
-    return found, [] if found.silent else recover(coordinator, decided_only=True)
+    return found, [] if found.silent else coordinator.recover(decided_only=True)
 
 
 def _refuse(found: Survey) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from twophase.attempt import Stager, Staging, read_result
 from twophase.core import connections
-from twophase.core.checkpoint import Json, Revision, Run
-from twophase.core.coordinator import Coordinator, script_run_ended
+from twophase.core.checkpoint import Json, Participant, Revision, Run
 from twophase.core.declared import import_path
 from twophase.core.errors import (
     Busy,
@@ -29,18 +29,19 @@ from twophase.core.errors import (
 from twophase.core.failpoints import hit
 from twophase.core.forgotten import check_known
 from twophase.core.lease import Lease
-from twophase.core.settings import lease_seconds, spark_jobs
+from twophase.core.ports import Opened
+from twophase.core.settings import spark_jobs
 from twophase.core.slots import Slot
 from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.local.record_access import open_record
-from twophase.maintenance import run_folder
+from twophase.run_folders import run_folder
 from twophase.unbegun import beginning
+from twophase.wiring import coordinator, enter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from twophase.committer.record import PostgresRecord, PostgresTransaction
-    from twophase.core.ports import Transaction
+    from twophase.committer.record import PostgresRecord
     from twophase.pipeline import Pipeline, Transform
     from twophase.spark.plan import Plan
 
@@ -153,11 +154,11 @@ class Runner:
         slot = self._slot(slot)
         run = me or script()
 
-        def take() -> Revision | None:
+        def take() -> Revision | Opened | None:
             with beginning(self.record, self.pipeline.name, slot, run):
                 self.pipeline.prepare(slot)
                 self._check_transform()
-                return self.coordinator.begin(run, slot=slot, kind=kind)
+                return self.coordinator.open(run, slot=slot, kind=kind)
 
         done = self._take_through(take)
         if done is not None and reprocess and done.run != run:
@@ -170,9 +171,9 @@ class Runner:
         """Take a new revision of a committed checkpoint through; the committed one stands until it is promoted."""
         run = me or script()
 
-        def take() -> Revision:
+        def take() -> Revision | Opened | None:
             self._check_transform()
-            return self.coordinator.replace(run, checkpoint_id, kind=kind, campaign=campaign)
+            return self.coordinator.open(run, checkpoint_id=checkpoint_id, kind=kind, campaign=campaign)
 
         done = self._take_through(take)
         if done is None:
@@ -198,28 +199,41 @@ class Runner:
             raise ConfigError(msg)
         return None if slot is None else Slot.parse(slot, self.pipeline.zone).text
 
-    def _take_through(self, take: Callable[[], Revision | None]) -> Revision | None:
+    def _take_through(self, take: Callable[[], Revision | Opened | None]) -> Revision | None:
         """Take what there is to take, and bring it to its commit."""
         while True:
-            revision = self._begin(take)
-            if revision is None:
+            taken = self._begin(take)
+            if taken is None:
                 return None
-            if revision.state in DECIDED:
-                return self.coordinator.finish(revision.key)
-            if revision.state is State.PRECOMMITTED and self.staging.still_staged(revision):
-                log.info("%s: every participant had voted yes, going on to commit", revision.key)
+            if isinstance(taken, Opened):
+                done = self._bring_to_commit(taken)
+                break
+            if taken.state in DECIDED:
+                return self.coordinator.finish(taken.key)
+            if taken.state is State.PRECOMMITTED and self.staging.still_staged(taken):
+                log.info("%s: every participant had voted yes, going on to commit", taken.key)
+                with Lease(self.coordinator, taken):
+                    done = self.coordinator.commit(taken)
                 break
             try:
-                revision = self.coordinator.attempt(revision)
+                attempt = self.coordinator.attempt(taken)
             except Fenced as fenced:  # the run that it was taken from was alive after all, and faster
                 log.info("%s", fenced)
                 continue
-            self._stage_and_vote(revision)
+            done = self._bring_to_commit(self.coordinator.opened(attempt))
             break
-        with Lease(self.coordinator, revision):
-            done = self.coordinator.commit(revision)
         log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
         return done
+
+    def _bring_to_commit(self, opened: Opened) -> Revision:
+        """Stage an attempt; then its votes and the commit point are one transaction."""
+        attempt = opened.revision
+        with Lease(self.coordinator, attempt) as lease:
+            folder, votes = self._stage(opened, lease)
+            try:
+                return self.coordinator.vote_and_commit(attempt, votes)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def restage(self, checkpoint_id: int, reason: str, sinks: Collection[str] = ()) -> Revision:
         """Stage again what a decided revision cannot promote, and promote it: the same input, today's transform.
@@ -236,12 +250,12 @@ class Runner:
         self._stage_and_vote(attempt)
         return self.coordinator.finish(attempt.key)
 
-    def _begin(self, take: Callable[[], Revision | None]) -> Revision | None:
+    def _begin(self, take: Callable[[], Revision | Opened | None]) -> Revision | Opened | None:
         """Take a checkpoint; wait out the lease of a run that may be dead, or for input to come, and say so."""
         pauses = iter(POLLS)
         while True:
             try:
-                revision = take()
+                taken = take()
             except Busy as busy:
                 if busy.lease_left is None:
                     raise
@@ -255,16 +269,28 @@ class Runner:
             except Fenced as fenced:
                 log.info("%s", fenced)
             else:
+                revision = taken.revision if isinstance(taken, Opened) else taken
                 if revision is not None and revision.state in UNDECIDED:
                     log.info("%s: begun, epoch %s", revision.key, revision.epoch)
-                return revision
+                return taken
 
     def _stage_and_vote(self, attempt: Revision) -> None:
-        """Stage every write and vote for it; any failure aborts the revision, the input stays its checkpoint's."""
+        """Stage an attempt and vote for it, and go no further."""
+        with Lease(self.coordinator, attempt) as lease:
+            folder, votes = self._stage(self.coordinator.opened(attempt), lease)
+            if votes:
+                self.coordinator.vote_all(attempt, votes)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _stage(self, opened: Opened, lease: Lease) -> tuple[Path, list[Participant]]:
+        """Stage every write; return the run folder and the votes.
+
+        Any failure aborts the revision, the input stays its checkpoint's.
+        """
+        attempt = opened.revision
         try:
             folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
-            with Lease(self.coordinator, attempt) as lease:
-                self.staging.stage(attempt, self.stager, folder, lease)
+            return folder, self.staging.stage(opened, self.stager, folder, lease)
         except (Fenced, RecordBehind):
             raise  # a newer attempt owns it, or another time: touch nothing
         except BaseException as error:
@@ -276,43 +302,6 @@ class Runner:
             except (StoreUnavailable, SinkUnavailable) as unavailable:
                 error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
             raise
-
-
-def enter(record: PostgresRecord, pipeline: Pipeline, *, dag_id: str | None = None) -> None:
-    """Put a pipeline's declaration in the record, unless it cannot follow what is there; and the DAG that runs it."""
-    from twophase.committer.registry import link, register
-
-    outputs = {name: sink.location() for name, sink in pipeline.sinks.items()}
-
-    def step(tx: Transaction) -> None:
-        connection = cast("PostgresTransaction", tx).connection
-        register(connection, pipeline.name, pipeline.declaration(), outputs, pipeline.changes)
-        if dag_id is not None:
-            link(connection, pipeline.name, dag_id)
-
-    coordinator(record, pipeline).transact(step)
-
-
-def coordinator(
-    record: PostgresRecord,
-    pipeline: Pipeline,
-    *,
-    approvals: Sequence[str] = (),
-    run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
-) -> Coordinator:
-    """Return the coordinator of one pipeline."""
-    return Coordinator(
-        record,
-        pipeline.name,
-        sources=pipeline.reads,
-        sinks=pipeline.sinks,
-        audits=list(pipeline.voters()),
-        approvals=approvals,
-        quarantines=pipeline.sinks.keys() - pipeline.writes.keys(),
-        run_ended=run_ended,
-        lease=lease_seconds(),
-        max_pending=pipeline.max_pending,
-    )
 
 
 class InProcess:

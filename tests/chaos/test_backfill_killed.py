@@ -14,7 +14,8 @@ from support.pipelines import long_runs
 from support.pipelines.factories import visible
 from twophase.committer.record import PostgresRecord
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -14,7 +14,8 @@ from support.pipelines.commands import listed
 from support.pipelines.factories import Row, land, visible
 from twophase.committer.record import PostgresRecord
 from twophase.core.settings import data_path
-from twophase.maintenance import sweep, verify
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

@@ -87,7 +87,7 @@ def moments(child: Child) -> list[str]:
 def kill_everywhere(own: Path, chosen: Callable[[list[str]], list[int]], *, outside: bool) -> None:
     child, rows = killed_at(ENOUGH, 0, own, outside=outside)
     known = moments(child)
-    assert {name.split()[0] for name in known} >= {"decide_commit", "record_promotion", "_mark_committed"}
+    assert {name.split()[0] for name in known} >= {"_begin", "vote_and_commit", "_record_all"}
     for number, nth in enumerate(chosen(known), start=1):
         child, more = killed_at(nth, number, own, outside=outside)
         rows += more
@@ -104,10 +104,10 @@ def some(known: list[str]) -> list[int]:
     """Choose the three COMMITs that matter most, on either side, and one statement in the middle of a transaction."""
     wanted = [
         f"{step} {when}"
-        for step in ("decide_commit", "record_promotion", "_mark_committed")
+        for step in ("_begin", "vote_and_commit", "_record_all")
         for when in ("before COMMIT", "after COMMIT")
     ]
-    return [known.index(name) + 1 for name in ("decide_commit after UPDATE", *wanted)]
+    return [known.index(name) + 1 for name in ("vote_and_commit after WITH", *wanted)]
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["embedded", "outside"])
@@ -126,7 +126,8 @@ def test_a_commit_survives_the_death_of_the_database_at_any_statement(outside: b
 # --- lost -------------------------------------------------------------------------------------------------------------
 
 #: The transactions of a run, and of a failed one, by the function that has them: each is resolved by asking again.
-RUN = ("begin", "attempt", "vote", "decide_commit", "record_promotion", "_mark_committed", "_settle")
+RUN = ("_recovered", "_begin", "vote_and_commit", "_record_all", "_settle")
+TASKS = ("_begin", "attempt", "vote_all", "decide_commit", "_record_all")
 FAILED = ("abort", "finish_abort")
 
 
@@ -171,13 +172,20 @@ def lose_everywhere(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "every"])
 @pytest.mark.parametrize("how", ["reply", "commit"])
-def test_a_lost_commit_or_reply_is_found_out_and_the_run_goes_on(
-    how: str, once: bool, through: str, record: PostgresRecord, home: Path
+@pytest.mark.parametrize(("function", "wanted"), [(scenarios.run, RUN), (scenarios.run_in_tasks, TASKS)])
+def test_a_lost_commit_or_reply_is_found_out_and_the_run_goes_on(  # noqa: PLR0917 - what is lost, and where
+    how: str,
+    once: bool,
+    function: Callable[[], None],
+    wanted: tuple[str, ...],
+    through: str,
+    record: PostgresRecord,
+    home: Path,
 ) -> None:
     rows = land_words(files=2)
     scenarios.run()
 
-    rows += lose_everywhere(how, scenarios.run, RUN, home, through, once=once)
+    rows += lose_everywhere(how, function, wanted, home, through, once=once)
 
     scenarios.drain()
     scenarios.check_end(record, rows)
@@ -203,7 +211,7 @@ def test_a_lost_commit_or_reply_of_an_abort_is_found_out(
 
 
 #: The transactions of a replacement.
-REPLACEMENT = ("replace", "attempt", "vote", "decide_commit", "record_promotion", "_mark_committed")
+REPLACEMENT = ("_replace", "vote_and_commit", "_record_all")
 
 
 def lose_of_each(how: str, function: Callable[[], None], home: Path, dsn: str, chosen: list[int]) -> None:

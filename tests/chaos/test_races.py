@@ -18,9 +18,9 @@ pytestmark = pytest.mark.chaos
 CONTENDERS = 8
 BEFORE_THE_COMMIT_POINT = scenarios.HERE[: scenarios.HERE.index("commit.after")]
 #: No attempt was open yet when it stopped: it begins again, and takes what there is left to take.
-NOT_OPENED = {"begin.before", "begin.inside", "begin.after", "attempt.before"}
-#: Everything was voted for when it stopped: whoever takes over commits that very attempt, and it finds it committed.
-VOTED = {"audit.after", "commit.before", "commit.inside"}
+NOT_OPENED = {"begin.before", "begin.inside", "attempt.before"}
+#: The votes are recorded with the decision: whoever comes promotes that very attempt, and it finds it committed.
+VOTED = {"vote.after"}
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.chaos
 
 BY_NAME = {way.name: way for way in WAYS}
 #: No attempt was open when it stopped: it begins again, and finds what there is left to do.
-NOT_OPENED = {"begin.before", "begin.inside", "adopt.before", "adopt.after", "begin.after", "attempt.before"}
-#: Everything was voted for when it stopped: whoever takes over commits that very attempt, and it finds it committed.
-VOTED = {"audit.after", "commit.before", "commit.inside"}
+NOT_OPENED = {"begin.before", "begin.inside", "adopt.before", "adopt.after", "attempt.before"}
+#: The votes are recorded with the decision: whoever comes promotes that very attempt, and it finds it committed.
+VOTED = {"vote.after"}
 #: Where it goes on until it is told that it has lost.
 ITS_OWN = ("staging", "manifests")
 #: What `make test` meets: nothing staged, at work in its own place, a row locked, everything voted for.
@@ -66,11 +66,13 @@ def test_a_run_that_wakes_after_another_took_its_revision_over_touches_nothing(
         code = zombie.wait()
 
     replacement_promises.check_never_wrong(record)
-    if failpoint in NOT_OPENED and way.anew:  # it asks for a replacement, and that is a new one
+    # Before a slot is staged for the first time, its place is looked at: so its attempt is opened later than it begins.
+    not_opened = NOT_OPENED | ({"begin.after"} if way.name == "adopted" else set())
+    if failpoint in not_opened and way.anew:  # it asks for a replacement, and that is a new one
         assert code == 0, zombie.said
         assert replacement_promises.Recorded(record).decided == stands + 1
     else:
-        assert code == (0 if failpoint in NOT_OPENED | VOTED else 1), zombie.said
+        assert code == (0 if failpoint in not_opened | VOTED else 1), zombie.said
         assert code == 0 or "twophase.core.errors.Fenced: " in zombie.said
         assert replacement_promises.everything(but=ITS_OWN) == before
     replacement_promises.check_as_of(record)

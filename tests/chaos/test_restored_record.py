@@ -20,7 +20,7 @@ from support.faults.processes import call
 from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
-from twophase.maintenance import verify
+from twophase.verification import verify
 
 pytestmark = pytest.mark.chaos
 

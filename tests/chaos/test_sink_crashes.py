@@ -18,8 +18,8 @@ from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import ENDED
-from twophase.maintenance import verify
 from twophase.sinks.log_tables.base import LogTableSink
+from twophase.verification import verify
 
 pytestmark = pytest.mark.chaos
 

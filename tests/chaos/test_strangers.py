@@ -12,7 +12,7 @@ from support.crashes import several_sinks, strangers
 from support.faults.processes import start, stopped_at_end
 from support.pipelines.factories import land_words
 from twophase.committer.record import PostgresRecord
-from twophase.maintenance import verify
+from twophase.verification import verify
 
 pytestmark = pytest.mark.chaos
 

@@ -32,11 +32,12 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Revision
 from twophase.core.errors import PromotionPending, SinkUnavailable
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import Decision, RollForward, recover
-from twophase.maintenance import verify
-from twophase.runner import Runner, coordinator
+from twophase.core.recovery import Decision, RollForward
+from twophase.runner import Runner
 from twophase.sinks.postgres import staging_table
 from twophase.storage import database
+from twophase.verification import verify
+from twophase.wiring import coordinator
 
 pytestmark = pytest.mark.chaos
 
@@ -108,7 +109,7 @@ class Table:
 
     def recover(self) -> list[tuple[Revision, Decision]]:
         """Finish what is decided, from the record alone."""
-        return recover(coordinator(self.record, self.pipeline), decided_only=True)
+        return coordinator(self.record, self.pipeline).recover(decided_only=True)
 
     def settle(self) -> None:
         """Finish what is decided; all of it is there, once, and nothing is left."""

@@ -18,10 +18,9 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Key, Output, Run
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
-from twophase.core.recovery import recover
 from twophase.core.states import State
-from twophase.maintenance import load
-from twophase.runner import Runner, coordinator
+from twophase.runner import Runner
+from twophase.wiring import coordinator, load
 
 pytestmark = pytest.mark.chaos
 
@@ -63,7 +62,7 @@ class Decided:
 
     def recover(self) -> None:
         """Finish what is decided, as a process that knows the record alone."""
-        recover(coordinator(self.record, load(self.record, "words")), decided_only=True)
+        coordinator(self.record, load(self.record, "words")).recover(decided_only=True)
 
     def states(self) -> set[State]:
         with self.record.transaction() as tx:

@@ -15,9 +15,9 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Revision, Run
 from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import recover
 from twophase.pipeline import Pipeline
-from twophase.runner import Runner, coordinator, enter
+from twophase.runner import Runner
+from twophase.wiring import coordinator, enter
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -124,7 +124,7 @@ def test_recovery_names_the_last_known_failure_and_how_the_run_ended(record: Pos
         protocol.fail(attempt, known)
     protocol.rest(attempt)
 
-    recover(protocol)
+    protocol.recover()
 
     assert error() == "; ".join(filter(None, [known, "recovery: run words/manual__1 ended as failed"]))
 

@@ -17,10 +17,11 @@ from twophase.core.checkpoint import Revision, Run
 from twophase.core.errors import ConfigError
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import load, sweep
 from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.spark.plan import Plan
+from twophase.sweep import sweep
+from twophase.wiring import load
 
 Change = Callable[[list[Row], Plan], list[Row]]
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from support.pipelines.commands import listed, one_line_error, twophase
-from support.pipelines.factories import PreStaged, land_words, visible, words_pipeline
+from support.pipelines.factories import PreStaged, land_words, visible, voted, words_pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
@@ -30,11 +30,15 @@ def _no_failpoints(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def leave(record: PostgresRecord, failpoint: str) -> None:
-    """Leave a checkpoint as a process does that died at a failpoint some time ago."""
+    """Leave a checkpoint as a process does that died at a failpoint, or once everybody had voted, some time ago."""
     land_words()
-    failpoints.configure(f"{failpoint}=raise")
-    with pytest.raises(FailpointError):
-        Runner(words_pipeline(), PreStaged(), record=record).run()
+    runner = Runner(words_pipeline(), PreStaged(), record=record)
+    if failpoint == "voted":
+        voted(runner)
+    else:
+        failpoints.configure(f"{failpoint}=raise")
+        with pytest.raises(FailpointError):
+            runner.run()
     failpoints.configure("")
     forget_leases(record)
 
@@ -55,7 +59,7 @@ def state() -> str:
 
 
 def test_commit_carries_out_what_everybody_voted_for(record: PostgresRecord) -> None:
-    leave(record, "commit.before")
+    leave(record, "voted")
 
     first, second = twophase("commit", "words", "1", *WHY), twophase("commit", "words", "1", *WHY)
 
@@ -86,7 +90,7 @@ def test_commit_refuses_what_nobody_voted_for(record: PostgresRecord) -> None:
 
 
 def test_commit_refuses_when_the_staged_output_is_not_there_any_more(record: PostgresRecord) -> None:
-    leave(record, "commit.before")
+    leave(record, "voted")
     (staged,) = data_path("lake/words.twophase/staging").iterdir()
     staged.rename(data_path("elsewhere"))
 
@@ -94,10 +98,10 @@ def test_commit_refuses_when_the_staged_output_is_not_there_any_more(record: Pos
     assert state() == "PRECOMMITTED"
 
 
-@pytest.mark.parametrize("failpoint", ["begin.after", "attempt.after", "commit.before", "abort.after"])
+@pytest.mark.parametrize("failpoint", ["begin.after", "attempt.after", "voted", "abort.after"])
 def test_abort_ends_what_is_undecided(record: PostgresRecord, failpoint: str) -> None:
     if failpoint == "abort.after":
-        leave(record, "commit.before")
+        leave(record, "voted")
         failpoints.configure("abort.after=raise")
         assert isinstance(twophase("abort", "words", "1", *WHY).exception, SystemExit | FailpointError)
         failpoints.configure("")
@@ -131,7 +135,7 @@ def test_a_decision_is_final_also_for_people(record: PostgresRecord, failpoint: 
     assert state() == before
 
 
-@pytest.mark.parametrize(("command", "failpoint"), [("commit", "commit.before"), ("abort", "attempt.after")])
+@pytest.mark.parametrize(("command", "failpoint"), [("commit", "voted"), ("abort", "attempt.after")])
 def test_nobody_decides_over_the_head_of_a_run_that_works(record: PostgresRecord, command: str, failpoint: str) -> None:
     leave(record, failpoint)
     with record.engine.begin() as connection:

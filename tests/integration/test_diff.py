@@ -13,9 +13,9 @@ from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
-from twophase.maintenance import sweep
 from twophase.runner import Runner
 from twophase.spark.plan import Plan
+from twophase.sweep import sweep
 
 
 def changed(rows: list[Row], plan: Plan) -> list[Row]:

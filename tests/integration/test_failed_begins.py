@@ -17,8 +17,8 @@ from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.settings import data_path
-from twophase.maintenance import sweep
 from twophase.runner import Runner, Submitted
+from twophase.sweep import sweep
 
 pytestmark = pytest.mark.usefixtures("home")
 

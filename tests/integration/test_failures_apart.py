@@ -16,7 +16,7 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Key
 from twophase.core.errors import AttemptFailed, PromotionPending
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import Leave, recover
+from twophase.core.recovery import Leave
 from twophase.core.states import State
 from twophase.runner import Runner
 
@@ -116,12 +116,12 @@ def test_whatever_a_sink_of_ones_own_raises_is_no_reason_to_stop(bench: Bench, m
     with monkeypatch.context() as patched:
         for method in ("promote", "find"):
             patched.setattr(bench.pipeline.writes["copy"], method, broken)
-        decisions = recover(bench.process().coordinator, decided_only=True)
+        decisions = bench.process().coordinator.recover(decided_only=True)
 
     assert isinstance(decisions[0][1], Leave)
     assert "ValueError: no such thing" in decisions[0][1].reason
     assert counted(visible("lake/words")) == counted(bench.rows)
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
     assert bench.state() is State.COMMITTED
 
 

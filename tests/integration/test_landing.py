@@ -72,6 +72,7 @@ def test_slow_storage_does_not_cost_begin_its_session(home: Path, dsn: str, monk
     land_words(files=1, rows=1)
     runner = Runner(words_pipeline(), PreStaged(), dsn=dsn)
     runner.coordinator.patience = ()
+    runner.coordinator.transact(lambda tx: tx.outlook("words", None))  # the first time its statements are built
     monkeypatch.setattr(os, "stat", slow)
 
     begun = runner.coordinator.begin(ME)

@@ -20,11 +20,12 @@ from twophase.core.errors import AttemptFailed, Parked, PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
 from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.spark.plan import Plan
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 Make = Callable[[], LogTableSink]
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}

@@ -21,10 +21,11 @@ from twophase.core.checkpoint import Revision
 from twophase.core.errors import ConfigError, Swept
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
 from twophase.revision_diff import diff
 from twophase.runner import InProcess, Runner
 from twophase.sinks.log_tables.base import LogTableSink
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,10 +26,10 @@ from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
 from twophase.core.states import State
-from twophase.maintenance import verify
 from twophase.revision_diff import diff
 from twophase.runner import Runner
 from twophase.spark.plan import Plan
+from twophase.verification import verify
 
 Row = tuple[Any, ...]
 

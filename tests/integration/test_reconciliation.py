@@ -18,7 +18,17 @@ from support.crashes import scenarios, several_sinks
 from support.crashes.replacement_promises import wait_for_lease
 from support.faults.backups import Backups
 from support.pipelines.commands import listed, one_line_error, twophase
-from support.pipelines.factories import PreStaged, Row, counted, land, land_words, numbered, visible, words_pipeline
+from support.pipelines.factories import (
+    PreStaged,
+    Row,
+    counted,
+    land,
+    land_words,
+    numbered,
+    visible,
+    voted,
+    words_pipeline,
+)
 from twophase import Pipeline, sinks, sources
 from twophase.cli.manual_decisions import standing
 from twophase.committer import queries
@@ -28,14 +38,15 @@ from twophase.core.errors import ConfigError, ManifestMismatch, RecordBehind
 from twophase.core.failpoints import FailpointError
 from twophase.core.forgotten import check_known
 from twophase.core.next_step import advise
-from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
 from twophase.reconciliation import Survey, reconcile, survey
-from twophase.runner import Runner, coordinator
+from twophase.runner import Runner
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage.base import DISK
+from twophase.sweep import sweep
+from twophase.verification import verify
+from twophase.wiring import coordinator
 
 #: Sinks of every kind, each holding what it has to.
 EVERY = "+".join(kind for kind in several_sinks.LOCAL if kind != "retracted")
@@ -134,9 +145,9 @@ def test_every_run_is_refused_until_the_record_knows_its_sinks_and_then_goes_on_
 MOMENTS = {
     "begin.after": "OPEN",
     "attempt.after": "OPEN",
-    "commit.before": "PRECOMMITTED",
+    "voted": "PRECOMMITTED",
     "commit.after": "COMMITTING",
-    "promote.after": "COMMITTING",
+    "finish.before": "COMMITTING",
 }
 
 
@@ -149,9 +160,13 @@ def test_a_backup_of_any_moment_is_brought_up_to_all_that_came_after_it(
     kinds = "files+postgres"
     rows = land_words(files=4)
     run(kinds)
-    failpoints.configure(f"{moment}=raise")
-    with pytest.raises(FailpointError):
-        run(kinds)
+    if moment == "voted":
+        with Runner(several_sinks.pipeline(kinds), PreStaged()) as runner:
+            voted(runner)
+    else:
+        failpoints.configure(f"{moment}=raise")
+        with pytest.raises(FailpointError):
+            run(kinds)
     failpoints.configure("")
     assert states(record)[-1][3] == MOMENTS[moment]
     backups.take()
@@ -187,7 +202,7 @@ def test_what_reached_one_sink_reaches_the_other_too(
     kinds = "files+postgres"
     rows = land_words(files=2)
     backups.take()
-    failpoints.configure("promote.after=raise")
+    failpoints.configure("promote.before=raise@2")
     with pytest.raises(FailpointError):
         run(kinds)
     failpoints.configure("")
@@ -511,7 +526,7 @@ def test_nothing_is_swept_aborted_or_recovered_on_a_record_that_does_not_know(
     with pytest.raises(RecordBehind):
         list(sweep(record, declared))
     with pytest.raises(RecordBehind):
-        recover(coordinator(record, declared))
+        coordinator(record, declared).recover()
     assert any(found and "commit_seq 2" in found.difference for found in verify(record, declared))
 
 

@@ -14,7 +14,7 @@ from twophase.airflow.spark_submit import StageOperator
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.states import State
-from twophase.runner import coordinator, enter
+from twophase.wiring import coordinator, enter
 
 
 class Way(StageOperator):
@@ -90,5 +90,5 @@ def test_a_job_that_has_failed_is_followed_by_another_attempt(
 
     opened, submission = Way(task_id="stage", pipeline=pipeline)._attempt(protocol, kept, {})
 
-    assert opened.epoch == epoch
+    assert opened.revision.epoch == epoch
     assert (submission.folder == home / "first", submission.rejoined) == (alive, "driver-1" if alive else None)

@@ -14,9 +14,10 @@ from twophase.core.checkpoint import Revision, Run
 from twophase.core.errors import AttemptFailed, Busy, ConfigError, Swept
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
 from twophase.runner import Runner
 from twophase.spark.plan import Plan
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 
 def marked(rows: list[Row], plan: Plan) -> list[Row]:

@@ -29,14 +29,14 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Key
 from twophase.core.errors import ConfigError, IllegalTransition, Swept
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, LIVE, State
-from twophase.maintenance import sweep, verify
 from twophase.runner import Runner
 from twophase.sinks.files.sink import Files
 from twophase.spark.plan import Plan
 from twophase.storage import disk
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 FILES = 3
 ROWS = 2
@@ -230,12 +230,12 @@ class Histories(RuleBasedStateMachine):
     def recover(self) -> None:
         """Finish what others left; nothing is live or being aborted afterwards."""
         with self.step(set()):
-            recover(self.runner.coordinator)
+            self.runner.coordinator.recover()
         assert {told.state for told in self.told().values()} <= ENDED
 
     def killed_recover(self, point: str) -> None:
         with self.step(set()), self.killed(point):
-            recover(self.runner.coordinator)
+            self.runner.coordinator.recover()
 
     # --- the model ---------------------------------------------------------------------------------------------------
 

@@ -22,15 +22,16 @@ from twophase.core.checkpoint import Key, Participant, Revision
 from twophase.core.errors import AttemptFailed, AuditFailed, BadValue, ConfigError, Parked
 from twophase.core.failpoints import FailpointError
 from twophase.core.hindrances import Hindrance
-from twophase.core.recovery import Park, recover
+from twophase.core.recovery import Park
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
 from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.sinks.postgres import target
 from twophase.spark.plan import Plan
 from twophase.storage.database import TableName
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 WHY = ("--reason", "looked at it")
 CATALOG = {"type": "sql", "uri": "sqlite:///catalog.db"}
@@ -263,10 +264,10 @@ def test_a_target_that_refuses_holds_up_itself_and_once_altered_recovery_promote
     coordinator = bench.process().coordinator
     assert (parked.state, parked.hindrances) == (State.COMMITTING, {"dwh": Hindrance.REFUSED})
     assert counted(visible("lake/words")) == counted(bench.rows)
-    assert not isinstance(recover(coordinator, decided_only=True)[0][1], Park)  # it is that already
+    assert not isinstance(coordinator.recover(decided_only=True)[0][1], Park)  # it is that already
 
     bench.target.take()
-    recover(coordinator, decided_only=True)
+    coordinator.recover(decided_only=True)
 
     done = bench.read(key)
     assert (done.state, done.parked_reason, done.hindrances) == (State.COMMITTED, None, {})
@@ -310,7 +311,7 @@ def test_what_is_lost_is_restaged_by_the_name_of_its_sink_alone(losing: Bench, m
 
     named = twophase("restage", "words", "2", "--sink", "dwh", *WHY)
     losing.target.take()
-    recover(losing.process().coordinator, decided_only=True)
+    losing.process().coordinator.recover(decided_only=True)
     list(sweep(losing.record, losing.pipeline))
 
     assert named.exit_code == 0, named.stderr
@@ -323,11 +324,11 @@ def test_what_was_lost_and_is_put_back_is_promoted_though_a_restage_failed_meanw
     key = losing.refused()
     with pytest.raises(AttemptFailed):
         losing.process(Failing()).restage(2, "try", ["dwh"])
-    recover(losing.process().coordinator, decided_only=True)
+    losing.process().coordinator.recover(decided_only=True)
     assert losing.read(key).state is State.COMMITTING
 
     losing.target.take()
-    recover(losing.process().coordinator, decided_only=True)
+    losing.process().coordinator.recover(decided_only=True)
 
     assert losing.read(key).state is State.COMMITTED
     assert counted(losing.target.content()) == counted(losing.rows)
@@ -349,11 +350,11 @@ def test_a_restage_that_fails_leaves_what_was_voted_for_as_it_was(bench: Bench) 
     with pytest.raises(AttemptFailed):
         bench.process(Failing()).restage(2, "try", ["dwh"])
     list(sweep(bench.record, bench.pipeline))
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
     assert bench.read(key).hindrances == {"dwh": Hindrance.REFUSED}
 
     bench.target.take()
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
 
     assert bench.read(key).state is State.COMMITTED
     assert counted(bench.target.content()) == counted(bench.rows)
@@ -397,7 +398,7 @@ def test_a_restage_whose_rows_an_audit_refuses_leaves_what_was_voted_for_as_it_w
     assert {(mine[audit].vote, mine[audit].attempt) for audit in mine if "not_null" in audit} == {(True, 1)}
 
     bench.target.take()
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
 
     assert bench.read(key).state is State.COMMITTED
     assert counted(bench.target.content()) == counted(bench.rows)
@@ -426,7 +427,7 @@ def test_what_two_sinks_restage_is_checked_for_both_before_either_votes(in_postg
     votes = {name: p.vote for name, p in bench.participants(key).items() if p.kind == "sink"}
     assert votes == {"dwh": None, "lake": False}
     bench.target.take()
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
     assert counted(bench.target.content()) == counted(bench.rows) == counted(visible("lake/words"))
     assert bench.differences() == []
 
@@ -449,7 +450,7 @@ def test_a_sink_that_is_down_does_not_keep_another_one_from_being_restaged(
     assert counted(bench.target.content()) == counted([*bench.rows[:4], *mended(bench.rows[4:])])
     table.unlink()
     away.rename(table)
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
     assert bench.read(key).state is State.COMMITTED
     assert counted(visible("lake/words")) == counted(bench.rows)
     assert bench.differences() == []
@@ -488,7 +489,7 @@ def test_a_promoter_in_the_middle_of_the_old_attempt_cannot_bring_it_in_after_th
     monkeypatch.setattr("twophase.sinks.postgres.promotion.hit", overtaken)
     with pytest.raises(Parked):
         bench.process().coordinator.finish(key)
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
 
     assert bench.read(key).state is State.COMMITTED
     assert [row["word"] for row in bench.target.content()].count("mended") == 4
@@ -529,7 +530,7 @@ def test_a_folder_that_is_not_ours_is_moved_away_and_recovery_promotes(in_postgr
     assert str(strange) in "".join(twophase("show", "words", "2").output.split())
 
     strange.rmdir()
-    recover(bench.process().coordinator, decided_only=True)
+    bench.process().coordinator.recover(decided_only=True)
 
     assert bench.read(key).state is State.COMMITTED
     assert counted(visible("lake/words")) == counted(bench.rows)

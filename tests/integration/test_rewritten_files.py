@@ -58,7 +58,7 @@ def attempted(runner: Runner) -> Revision:
     assert begun is not None
     attempt = runner.coordinator.attempt(begun)
     staging = runner.staging
-    staging._know_input(staging._plan(attempt, []))
+    staging._know_input(staging._plan(runner.coordinator.opened(attempt), []))
     return attempt
 
 
@@ -197,7 +197,7 @@ def test_an_interval_goes_on_with_a_file_that_was_written_again(home: Path, reco
     begun = runner.coordinator.begin(ME, slot=slot)
     assert begun is not None
     attempt = runner.coordinator.attempt(begun)
-    runner.staging._know_input(runner.staging._plan(attempt, []))
+    runner.staging._know_input(runner.staging._plan(runner.coordinator.opened(attempt), []))
     write_again(file)
 
     again = runner.coordinator.attempt(attempt)

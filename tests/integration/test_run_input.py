@@ -18,11 +18,10 @@ from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Busy, Fenced
 from twophase.core.lease import Lease
-from twophase.core.recovery import recover
 from twophase.core.settings import data_path
 from twophase.core.states import DECIDED, State
-from twophase.maintenance import run_folder
-from twophase.runner import coordinator, enter
+from twophase.run_folders import run_folder
+from twophase.wiring import coordinator, enter
 
 SLOT = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
 
@@ -48,8 +47,9 @@ class Airflow:
         attempt = self.protocol.attempt(taken)
         staging = Staging(self.protocol, self.pipeline)
         with Lease(self.protocol, attempt) as lease:
-            staging.stage(attempt, PreStaged(), run_folder(attempt.key, attempt.epoch, "test"), lease)
-        self.protocol.rest(attempt)
+            folder = run_folder(attempt.key, attempt.epoch, "test")
+            votes = staging.stage(self.protocol.opened(attempt), PreStaged(), folder, lease)
+            self.protocol.vote_all(attempt, votes, rests=True)
         return attempt
 
     def commit(self, key: Key, run: Run) -> Revision:
@@ -98,7 +98,7 @@ def test_a_run_whose_checkpoint_was_decided_passes_through_when_it_is_cleared(in
     taken = intervals.take(run("a"), slot=SLOT)
     intervals.protocol.decide_commit(intervals.stage(taken))
     intervals.ended.add(run("a"))
-    recover(intervals.protocol, decided_only=True)  # its commit task never saw the end
+    intervals.protocol.recover(decided_only=True)  # its commit task never saw the end
 
     cleared = intervals.take(run("a"), slot=SLOT)
 

@@ -21,11 +21,12 @@ from twophase import Pipeline, audits, committed_files, read_committed, run, sin
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import SinkUnavailable, Swept
 from twophase.core.settings import data_path
-from twophase.maintenance import sweep, verify
 from twophase.revision_diff import diff
 from twophase.runner import InProcess, Runner
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.storage.base import configured
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,8 +18,8 @@ from twophase.core.claims import Claim
 from twophase.core.errors import AttemptFailed, ConfigError, IllegalTransition, ManifestMismatch
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import verify
 from twophase.runner import Runner
+from twophase.verification import verify
 
 KEY = "2026-03-30"
 DAY = "2026-03-30/2026-03-31"

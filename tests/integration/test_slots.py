@@ -21,9 +21,10 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.errors import ConfigError, InputMissing, NotYet
 from twophase.core.settings import data_path
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
 from twophase.runner import Runner
 from twophase.spark.plan import Plan
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 
 def slot(day: int) -> str:

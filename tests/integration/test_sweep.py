@@ -16,9 +16,11 @@ from support.pipelines.factories import PreStaged, land_words, visible, words_pi
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Revision, Run
 from twophase.core.settings import data_path, home
-from twophase.maintenance import Removed, run_folder, sweep, verify
+from twophase.run_folders import run_folder
 from twophase.runner import Runner
 from twophase.sinks.files.sink import Files
+from twophase.sweep import Removed, sweep
+from twophase.verification import verify
 
 SWEEPERS = 6
 ROUNDS = 4

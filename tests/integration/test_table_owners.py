@@ -19,10 +19,10 @@ from twophase.core import failpoints
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
-from twophase.maintenance import verify
 from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.sinks.log_tables.base import LogTableSink
+from twophase.verification import verify
 
 WHY = ("--reason", "its pipeline has another name now")
 

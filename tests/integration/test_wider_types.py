@@ -13,9 +13,9 @@ from support.sinks.log_tables import DeltaFormat, IcebergFormat
 from twophase import sinks
 from twophase.core.errors import BadValue, ManifestMismatch, SchemaChanged
 from twophase.core.settings import data_path
-from twophase.maintenance import verify
 from twophase.runner import InProcess, Runner
 from twophase.sinks.base import Sink
+from twophase.verification import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,7 @@ def test_nothing_is_sent_before_the_commit_point(bench: Bench) -> None:
     bench.decided(at="commit.before")
 
     assert bench.sent() == []
-    assert bench.state(1) is State.PRECOMMITTED
+    assert bench.state(1) is State.OPEN
 
 
 def test_every_subtask_is_sent_once_in_order_with_its_checkpoint_and_time(
@@ -196,7 +196,7 @@ def test_rows_persist_when_a_notification_is_missed_and_go_with_the_next(bench: 
     assert bench.sent() == [(1, 0), (1, 2), (1, 1), (1, 3), (2, 4), (2, 6), (2, 5), (2, 7)]
 
 
-@pytest.mark.parametrize("at", ["vote.after", "stage.after"])
+@pytest.mark.parametrize("at", ["vote.checked", "stage.after"])
 def test_work_that_was_never_decided_is_discarded_on_restore(bench: Bench, at: str) -> None:
     """The script's own abort does it at once; its rows are sent by the next take of the same input, once."""
     bench.run()

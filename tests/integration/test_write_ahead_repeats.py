@@ -17,10 +17,12 @@ from twophase.core.checkpoint import Output, Run
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
-from twophase.maintenance import load, sweep, verify
 from twophase.runner import Runner
 from twophase.sinks.base import Attempt
 from twophase.sinks.write_ahead import delivery
+from twophase.sweep import sweep
+from twophase.verification import verify
+from twophase.wiring import load
 
 # --- lost, restaged --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from twophase.core import failpoints
 from twophase.core.checkpoint import Input, InputFile, Known
@@ -136,10 +137,11 @@ def test_unfinished_files_and_hidden_folders_are_not_found(landing: Path) -> Non
     assert sorted(file.path for file in source().discover().files) == ["a.json", "below/deep/b.json"]
 
 
-def test_a_file_is_fixed_with_its_size_and_time(landing: Path) -> None:
+def test_a_file_is_fixed_with_its_size_its_time_and_its_checksum(landing: Path) -> None:
     put(landing, "a.json", "12345", mtime=7)
 
-    assert everything(source()).files == (InputFile("a.json", 5, 7 * 10**9),)
+    checksum = xxhash.xxh3_64_hexdigest(b"12345")
+    assert everything(source()).files == (InputFile("a.json", 5, 7 * 10**9, checksum),)
 
 
 def test_a_name_that_is_not_utf8_is_refused(landing: Path) -> None:

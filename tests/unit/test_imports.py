@@ -32,7 +32,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
     frozenset({"audits", "comparison"}),
-    frozenset({"__init__", "attempt", "audit_votes", "backfill", "committed_reads", "examples", "maintenance"})
+    frozenset({"__init__", "attempt", "audit_votes", "backfill", "committed_reads", "examples"})
+    | frozenset({"run_folders", "sweep", "verification", "wiring"})
     | {"ownership", "pipeline", "reconciliation", "revision_diff", "runner", "testing", "unbegun"},
     frozenset({"airflow", "cli", "web"}),
 )

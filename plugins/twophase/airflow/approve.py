@@ -56,7 +56,7 @@ class ApproveOperator(ApprovalOperator):
             participants = protocol.transact(lambda tx: tx.participants(key))
         self.subject = f"Commit {key}?"
         told = [
-            f"- **{p.name}**: " + (f"{p.manifest['rows']} rows" if p.kind == "sink" else p.reason or "passed")
+            f"- **{p.name}**: " + (f"{p.manifest['rows']} rows" if p.stages else p.reason or "passed")
             for p in participants
             if p.kind != "approval"
         ]

@@ -56,8 +56,7 @@ def staged(context: Context, task_id: str) -> Key:
 
 def protocol_of(record: PostgresRecord, pipeline: str, context: Context) -> Coordinator:
     """Return the coordinator of a pipeline as the record describes it: an edited DAG file changes nothing."""
-    from twophase.maintenance import load
-    from twophase.runner import coordinator
+    from twophase.wiring import coordinator, load
 
     return coordinator(record, load(record, pipeline), run_ended=task_context.run_ended(context))
 
@@ -240,7 +239,7 @@ class RecoverOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         """Recover each pipeline that has something unfinished; one that cannot be is no reason to leave the others."""
         from twophase.committer import queries
-        from twophase.core.recovery import Leave, RollForward, recover
+        from twophase.core.recovery import Leave, RollForward
 
         problems = []
         with task_context.record(context) as record:
@@ -249,7 +248,7 @@ class RecoverOperator(BaseOperator):
             for name in unfinished:
                 try:
                     protocol = protocol_of(record, name, context)
-                    for revision, decision in recover(protocol, aborting=kill_job):
+                    for revision, decision in protocol.recover(aborting=kill_job):
                         if isinstance(decision, RollForward):
                             self._tell(protocol, revision, context)
                         elif isinstance(decision, Leave) and decision.failed:
@@ -286,7 +285,8 @@ class SweepOperator(BaseOperator):
     def execute(self, context: Context) -> int:
         """Sweep each pipeline; return how much was removed."""
         from twophase.committer import queries
-        from twophase.maintenance import load, sweep
+        from twophase.sweep import sweep
+        from twophase.wiring import load
 
         count, problems = 0, []
         with task_context.record(context) as record:

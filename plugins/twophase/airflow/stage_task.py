@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,9 @@ from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.declared import current_name, public_name
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
+from twophase.core.forgotten import check_known
 from twophase.core.lease import Lease
+from twophase.core.ports import Opened
 from twophase.core.states import DECIDED, State
 from twophase.pipeline import Pipeline
 from twophase.sinks.base import Sink
@@ -141,7 +144,7 @@ class StagingOperator(BaseOperator):
         """Take a checkpoint and bring it to its votes; return its ids."""
         from twophase.attempt import Staging
         from twophase.core.next_step import APPROVAL
-        from twophase.runner import coordinator
+        from twophase.wiring import coordinator
 
         self.require()
         with task_context.record(context) as record:
@@ -152,24 +155,25 @@ class StagingOperator(BaseOperator):
                 run_ended=task_context.run_ended(context),
             )
             try:
-                revision = self._take(record, protocol, context)
+                taken = self._take(record, protocol, context)
             except NotYet as missing:
                 log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
                 raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
                     datetime.now(UTC) + timedelta(seconds=LOOK_AGAIN)
                 ) from missing
-            if revision is None:
+            if taken is None:
                 msg = f"{self.pipeline.name}: no new input"
                 raise AirflowSkipException(msg)
+            revision = taken.revision if isinstance(taken, Opened) else taken
             self.worked_on = revision.key
-            self._bring_to_votes(Staging(protocol, self.pipeline), revision, context)
+            self._bring_to_votes(Staging(protocol, self.pipeline), taken, context)
         return task_context.ids(revision.key)
 
-    def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | None:
+    def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | Opened | None:
         """Take what this run has to work on; why it cannot begin is kept, for there is no revision to keep it yet."""
-        from twophase.runner import enter
         from twophase.spark import transforms
         from twophase.unbegun import beginning
+        from twophase.wiring import enter
 
         run, name = task_context.run_of(context), self.pipeline.name
         kind = (
@@ -184,7 +188,7 @@ class StagingOperator(BaseOperator):
             if isinstance(self.pipeline.transform, str):
                 transforms.check(name, self.pipeline.transform, self.pipeline.reads, here=False)
             enter(record, self.pipeline, dag_id=run.dag_id)
-            return protocol.take(
+            return protocol.open_for_task(
                 run,
                 slot=slot,
                 checkpoint_id=None if self.checkpoint is None else int(self.checkpoint),
@@ -192,23 +196,32 @@ class StagingOperator(BaseOperator):
                 reprocess=task_context.wants_another(context),
             )
 
-    def _bring_to_votes(self, staging: Staging, revision: Revision, context: Context) -> None:
+    def _bring_to_votes(self, staging: Staging, taken: Revision | Opened, context: Context) -> None:
         """Stage what was taken, unless that was done before."""
         protocol = staging.coordinator
-        if revision.state in DECIDED:
-            log.info("%s: %s already, nothing to stage", revision.key, revision.state.lower())
-            return
-        if self._is_voted_for(protocol, revision) and staging.still_staged(revision):
-            log.info("%s: every participant of this task had voted yes", revision.key)
-            protocol.rest(revision)
+        revision = taken.revision if isinstance(taken, Opened) else taken
+        if not isinstance(taken, Opened) and self._is_done(staging, revision):
             return
         with Failing(protocol, revision, context) as self._failing:
-            attempt, job = self._attempt(protocol, revision, context)
-            self._failing.revision = attempt
+            opened, job = self._attempt(protocol, taken, context)
+            attempt = self._failing.revision = opened.revision
             with Lease(protocol, attempt, on_lost=self.stop) as lease:
-                staging.stage(attempt, job, job.folder, lease)
-            protocol.rest(attempt)
+                votes = staging.stage(opened, job, job.folder, lease)
+                check_known(protocol)
+                protocol.vote_all(attempt, votes, rests=True)
+            shutil.rmtree(job.folder, ignore_errors=True)
         log.info("%s: attempt %s pre-committed", attempt.key, attempt.epoch)
+
+    def _is_done(self, staging: Staging, revision: Revision) -> bool:
+        """Say whether nothing is left for this task: it is decided, or everybody but a person voted for it."""
+        if revision.state in DECIDED:
+            log.info("%s: %s already, nothing to stage", revision.key, revision.state.lower())
+            return True
+        if self._is_voted_for(staging.coordinator, revision) and staging.still_staged(revision):
+            log.info("%s: every participant of this task had voted yes", revision.key)
+            staging.coordinator.rest(revision)
+            return True
+        return False
 
     def _is_voted_for(self, protocol: Coordinator, revision: Revision) -> bool:
         """Say whether all but a person voted yes for the newest attempt."""
@@ -218,18 +231,21 @@ class StagingOperator(BaseOperator):
         mine = [p for p in participants if p.kind != "approval"]
         return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
 
-    def _attempt(self, protocol: Coordinator, revision: Revision, context: Context) -> tuple[Revision, JobStager]:
-        """Go on with the attempt whose job outlived its task, or open the next one."""
-        from twophase.maintenance import run_folder
+    def _attempt(self, protocol: Coordinator, taken: Revision | Opened, context: Context) -> tuple[Opened, JobStager]:
+        """Go on with the attempt whose job outlived its task, or open the next one, unless it was opened at begin."""
+        from twophase.run_folders import run_folder
 
-        job = revision.job
-        mine = job is not None and job["attempt"] == revision.epoch and self.may_rejoin(job)
-        if job is not None and mine and self.outlives(job["id"], context):
-            log.info("%s: attempt %s: its job %s outlived its task", revision.key, revision.epoch, job["id"])
-            return revision, JobStager(self, protocol, revision, Path(job["folder"]), context, rejoined=job["id"])
-        opened = protocol.attempt(revision)
-        folder = run_folder(opened.key, opened.epoch, secrets.token_hex(4))
-        return opened, JobStager(self, protocol, opened, folder, context)
+        job = None if isinstance(taken, Opened) else taken.job
+        if job is not None and not isinstance(taken, Opened):
+            mine = job["attempt"] == taken.epoch and self.may_rejoin(job)
+            if mine and self.outlives(job["id"], context):
+                log.info("%s: attempt %s: its job %s outlived its task", taken.key, taken.epoch, job["id"])
+                stager = JobStager(self, protocol, taken, Path(job["folder"]), context, rejoined=job["id"])
+                return protocol.opened(taken), stager
+        opened = taken if isinstance(taken, Opened) else protocol.opened(protocol.attempt(taken))
+        attempt = opened.revision
+        folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
+        return opened, JobStager(self, protocol, attempt, folder, context)
 
     def may_rejoin(self, job: Json) -> bool:
         """Say whether a job that the record keeps is one that this operator could rejoin."""

@@ -37,8 +37,8 @@ def diff(  # noqa: PLR0913 - what a person may ask for
 ) -> None:
     """Compare a staged or new revision with the live one: rows added, removed, changed by key, and columns."""
     from twophase.cli.record_access import opened
-    from twophase.maintenance import load
     from twophase.revision_diff import diff as compare
+    from twophase.wiring import load
 
     columns = [column.strip() for column in (key or "").split(",") if column.strip()]
     with opened() as record:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from twophase.core.checkpoint import Revision
     from twophase.core.coordinator import Coordinator
     from twophase.core.recovery import Decision
-    from twophase.maintenance import Difference
+    from twophase.verification import Difference
 
 Some = Annotated[str | None, typer.Argument(help="Only this pipeline; default: all of them.", show_default=False)]
 
@@ -63,8 +63,7 @@ def recover(
 ) -> None:
     """Finish what a crash left, from the record alone. Exits 1 when something is parked or could not be cleaned up."""
     from twophase.cli.record_access import opened
-    from twophase.maintenance import load
-    from twophase.runner import coordinator
+    from twophase.wiring import coordinator, load
 
     told: list[dict[str, Any]] = []
     unsettled: list[str] = []
@@ -89,12 +88,11 @@ def recover(
 
 def _recover(coordinator: Coordinator, *, wait: bool, quiet: bool) -> list[dict[str, Any]]:
     """Recover one pipeline; say what was decided as it goes."""
-    from twophase.core import recovery
     from twophase.runner import GRACE
 
     told: dict[tuple[int, int], dict[str, Any]] = {}
     while True:
-        decisions = recovery.recover(coordinator)
+        decisions = coordinator.recover()
         busy = [revision for revision, _ in decisions if revision.leased]
         for revision, decision in decisions:
             if wait and revision.leased:
@@ -175,15 +173,16 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Remove what the record says is dead: staged output of aborted attempts, and what retention is over for."""
-    from twophase import maintenance
     from twophase.cli.record_access import opened
+    from twophase.sweep import sweep as sweep_pipeline
+    from twophase.wiring import load
 
     swept: list[dict[str, str]] = []
     with opened() as record:
 
         def work(name: str) -> None:
-            declared = maintenance.load(record, name)
-            for one in maintenance.sweep(record, declared, dry_run=dry_run, everything=everything):
+            declared = load(record, name)
+            for one in sweep_pipeline(record, declared, dry_run=dry_run, everything=everything):
                 swept.append(one._asdict())
                 if not as_json:
                     say(f"{'would remove' if dry_run else 'removed'} {one.path}: {one.why}")
@@ -204,18 +203,20 @@ def verify(
     pipeline: Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)], *, as_json: Json = False
 ) -> None:
     """Compare every committed checkpoint with what each sink holds, byte by byte. Exits 1 when they differ."""
-    from twophase import maintenance
     from twophase.cli.record_access import opened
     from twophase.committer import writes
+    from twophase.verification import Verified
+    from twophase.verification import verify as verify_pipeline
+    from twophase.wiring import load
 
     differences: list[Difference] = []
     checked: Counter[str] = Counter()
     with opened() as record:
-        declared = maintenance.load(record, pipeline)
+        declared = load(record, pipeline)
         with progress() as bar:
             task = bar.add_task(f"verifying {pipeline}", total=_committed(record, pipeline) * len(declared.sinks))
-            for found in maintenance.verify(record, declared):
-                if isinstance(found, maintenance.Verified):
+            for found in verify_pipeline(record, declared):
+                if isinstance(found, Verified):
                     checked[found.sink] += 1
                     bar.advance(task)
                 else:

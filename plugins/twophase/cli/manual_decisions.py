@@ -103,7 +103,7 @@ def commit(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
         if found.state is State.PRECOMMITTED:
             _free(found)
             for participant in coordinator.transact(lambda tx: tx.participants(found.key)):
-                if participant.kind == "sink":
+                if participant.stages:
                     coordinator.sinks[participant.name].check(found.key, participant.handle, participant.manifest)
             done = coordinator.commit(found, f"the commit point, by a person: {reason}")
         elif found.state is State.COMMITTING:
@@ -151,8 +151,8 @@ def restage(
 ) -> None:
     """Stage again what a decided checkpoint cannot promote, by today's transform, and promote it."""
     from twophase.cli.record_access import opened
-    from twophase.maintenance import load
     from twophase.runner import Runner, stager_for
+    from twophase.wiring import load
 
     with opened() as record:
         declared = load(record, pipeline)
@@ -182,7 +182,7 @@ def hand_over(
     """Give the table of a write to another pipeline; rows that are in it stay as they are."""
     from twophase import ownership
     from twophase.cli.record_access import opened
-    from twophase.maintenance import load
+    from twophase.wiring import load
 
     with opened() as record:
         ownership.hand_over(record, load(record, pipeline), write, to, reason)
@@ -194,8 +194,7 @@ def _opened(pipeline: str) -> Any:  # noqa: ANN401 - a context manager around a 
 
     from twophase.cli.record_access import opened
     from twophase.core.forgotten import check_known
-    from twophase.maintenance import load
-    from twophase.runner import coordinator
+    from twophase.wiring import coordinator, load
 
     @contextmanager
     def one() -> Any:  # noqa: ANN401 - see above

@@ -37,8 +37,7 @@ def reconcile(
     from twophase import reconciliation
     from twophase.cli.record_access import opened
     from twophase.core.forgotten import ahead
-    from twophase.maintenance import load
-    from twophase.runner import coordinator
+    from twophase.wiring import coordinator, load
 
     if apply and not reason:
         msg = "--apply wants a --reason: it is kept in the events"

@@ -165,8 +165,7 @@ def _waiting(record: PostgresRecord, found: Mapping[str, Any]) -> dict[str, str]
     """Ask the sinks that a decided revision is not promoted to yet why that is; nothing is changed."""
     from twophase.core.checkpoint import Key
     from twophase.core.errors import TwophaseError
-    from twophase.maintenance import load
-    from twophase.runner import coordinator
+    from twophase.wiring import coordinator, load
 
     if found["state"] != State.COMMITTING:
         return {}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, text, tuple_, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy import ColumnElement, Connection, Row, Text, delete, func, insert, literal, select, text, tuple_, update
+from sqlalchemy.dialects.postgresql import JSONB
 
 from twophase.committer import claims as slot_claims
 from twophase.committer import queries
@@ -17,7 +17,7 @@ from twophase.committer import tables as t
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, looks
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
-from twophase.core.ports import Committed, Look
+from twophase.core.ports import Committed, Look, Move
 from twophase.core.states import State
 
 #: The columns of a claim, as `add_checkpoint` copies them.
@@ -33,14 +33,22 @@ class Inputs:
     """Rows about input within one transaction."""
 
     connection: Connection
+    #: The checkpoints that this transaction has added, each with its slot.
+    added: dict[tuple[str, int], str | None]
+    #: Of each checkpoint that was looked at, the summary of its fixed input.
+    summaries: dict[tuple[str, int], dict[str, Any]]
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
         """Add the next checkpoint, its fixed input and its claims; return its number."""
-        checkpoint_id = self._take(pipeline, "next_checkpoint_id")
         summary = {source: fixed.summary() for source, fixed in inputs.items()}
-        self.connection.execute(
-            insert(t.checkpoint).values(pipeline=pipeline, checkpoint_id=checkpoint_id, slot=slot, inputs=summary)
-        )
+        number = t.pipeline.c.next_checkpoint_id
+        took = update(t.pipeline).where(t.pipeline.c.name == pipeline).values(next_checkpoint_id=number + 1)
+        taken = took.returning((number - 1).label("number")).cte("taken")
+        columns = ["pipeline", "checkpoint_id", "slot", "inputs"]
+        values = select(literal(pipeline), taken.c.number, literal(slot, Text), literal(summary, JSONB))
+        added = insert(t.checkpoint).from_select(columns, values).returning(t.checkpoint.c.checkpoint_id)
+        checkpoint_id: int = self.connection.execute(added).scalar_one()
+        self.added[pipeline, checkpoint_id] = slot
         self.copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
         return checkpoint_id
 
@@ -221,10 +229,12 @@ class Inputs:
         raise StoreUnavailable(msg)
 
     def _summary(self, pipeline: str, checkpoint_id: int) -> dict[str, Any]:
-        c = t.checkpoint.c
-        query = select(c.inputs).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
-        found: dict[str, Any] = self.connection.execute(query).scalar_one()
-        return found
+        """Return the summary of a checkpoint's fixed input, which never changes."""
+        if (pipeline, checkpoint_id) not in self.summaries:
+            c = t.checkpoint.c
+            query = select(c.inputs).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
+            self.summaries[pipeline, checkpoint_id] = self.connection.execute(query).scalar_one()
+        return self.summaries[pipeline, checkpoint_id]
 
     def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
         """Return the fixed offset ranges of a checkpoint: source → partition → [start, end)."""
@@ -345,15 +355,33 @@ class Inputs:
         query = select(p.partition, p.off).where((p.pipeline == pipeline) & (p.source == source))
         return {row.partition: row.off for row in self.connection.execute(query)}
 
-    def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
-        """Move a position from start to end, if it is at start (R4); a partition's first range sets it."""
-        p = t.position.c
-        moved = self.connection.execute(
-            upsert(t.position)
-            .values(pipeline=pipeline, source=source, partition=partition, off=end)
-            .on_conflict_do_update(constraint="position_pkey", set_={"off": end}, where=p.off == start)
-        )
-        return bool(moved.rowcount)
+    def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
+        """Move each position from start to end, if it is at start (R4); return those that are not.
+
+        A partition's first range sets its position.
+        """
+        statement = text("""
+            INSERT INTO twophase.position AS p (pipeline, source, partition, off)
+            SELECT :pipeline, n.source, n.partition, n.after
+            FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]), CAST(:starts AS bigint[]),
+                        CAST(:ends AS bigint[])) AS n (source, partition, before, after)
+            ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET off = excluded.off
+            WHERE p.off = (SELECT m.before FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]),
+                CAST(:starts AS bigint[])) AS m (source, partition, before)
+                WHERE (m.source, m.partition) = (p.source, p.partition))
+            RETURNING p.source, p.partition""")
+        sources, partitions, starts, ends = map(list, zip(*moves, strict=True))
+        values = {"sources": sources, "partitions": partitions, "starts": starts, "ends": ends, "pipeline": pipeline}
+        moved = {(row.source, row.partition) for row in self.connection.execute(statement, values)}
+        return [move for move in moves if move[:2] not in moved]
+
+    def last_schemas(self, pipeline: str, sinks: Sequence[str]) -> dict[str, list[list[str]] | None]:
+        """Return the columns of what was last decided in each sink; None: nothing was."""
+        return {sink: queries.last_schema(self.connection, pipeline, sink) for sink in sinks}
+
+    def rows_before(self, key: Key, slot: str | None, sink: str) -> int | None:
+        """Return the rows that a revision's are held against: those of what it replaces, or of the commit before."""
+        return queries.rows_before(self.connection, key, slot, sink)
 
 
 def _refuse_changed(pipeline: str, source: str, rows: Sequence[Row[Any]]) -> None:

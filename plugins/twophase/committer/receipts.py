@@ -39,7 +39,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
         "bytes": revision.bytes,
         **read(connection, key, found.inputs, found.own),
         "participants": [asdict(participant) for participant in participants],
-        "adopted": _adopted(connection, key),
+        "adopted": None if revision.slot is None else _adopted(connection, key),
     }
 
 
@@ -65,6 +65,14 @@ def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> di
         & (f.revision.is_(None) | (f.revision == key.revision))
     )
     found = [list(row) for row in connection.execute(files.order_by(f.source, f.path))]
+    if own is None:  # nothing is this revision's alone
+        return {
+            "inputs": inputs,
+            "own_inputs": None,
+            "files": [row[:5] for row in found],
+            "own_files": [],
+            "upstream": [],
+        }
     upstream = select(i.source, i.upstream, i.upstream_checkpoint_id, i.upstream_revision).where(
         (i.pipeline == key.pipeline) & (i.checkpoint_id == key.checkpoint_id) & (i.revision == key.revision)
     )

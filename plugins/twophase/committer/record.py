@@ -6,6 +6,7 @@ The rules are in `core.coordinator`; here is only how each primitive reads as SQ
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    Row,
     ScalarSelect,
     Text,
     create_engine,
@@ -29,20 +29,21 @@ from sqlalchemy import (
     literal,
     make_url,
     select,
+    union_all,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
 
-from twophase.committer import backfills, receipts
+from twophase.committer import backfills, receipts, registry
 from twophase.committer import claims as slot_claims
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
-from twophase.core.checkpoint import Json, Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Json, Key, Known, Output, Participant, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable, Unreachable
 from twophase.core.hindrances import Hindrance
-from twophase.core.ports import Reach
+from twophase.core.ports import Look, Outlook, Reach
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 #: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
@@ -175,7 +176,7 @@ def _is_committed(key: Key) -> ColumnElement[bool]:
     return exists().where(mine & (other.revision > 0) & (other.state == State.COMMITTED))
 
 
-def to_revision(row: Row[Any]) -> Revision:
+def to_revision(row: Any) -> Revision:  # noqa: ANN401 - a row, whatever else is in it
     """Read a revision from a row of `REVISION`."""
     return Revision(
         key=Key(row.pipeline, row.checkpoint_id, row.revision),
@@ -207,6 +208,33 @@ REVISION = select(
 ).join(t.checkpoint, (t.checkpoint.c.pipeline == r.pipeline) & (t.checkpoint.c.checkpoint_id == r.checkpoint_id))
 
 
+def _is_unfinished(pipeline: str) -> ColumnElement[bool]:
+    """Say whether a revision still has to go somewhere."""
+    return (r.pipeline == pipeline) & r.state.in_(LIVE | {State.ABORTING})
+
+
+def _is_newest(pipeline: str, slot: str | None) -> ColumnElement[bool]:
+    """Say whether a revision is one of the slot's checkpoint, or of the last one, unless that was released."""
+    c = t.checkpoint.alias("last").c
+    wanted = (c.slot == slot) if slot is not None else c.slot.is_(None)
+    newest = select(c.checkpoint_id).where((c.pipeline == pipeline) & wanted).order_by(c.checkpoint_id.desc()).limit(1)
+    mine = (r.pipeline == pipeline) & (r.checkpoint_id == newest.scalar_subquery())
+    return mine & t.checkpoint.c.released_at.is_(None)
+
+
+def _order(revision: Revision) -> tuple[float, Key]:
+    """Sort the decided ones first, by commit_seq."""
+    return (math.inf if revision.commit_seq is None else revision.commit_seq), revision.key
+
+
+def _standing(revision: Revision) -> tuple[bool, int]:
+    """Say which revision stands for its checkpoint: a decided one if there is any, then the highest.
+
+    What was there before us (revision 0) stands for nothing: nobody has read the slot's input for it.
+    """
+    return revision.state in DECIDED and revision.revision > 0, revision.revision
+
+
 def _lease_until(lease: float | None) -> ColumnElement[Any] | None:
     return None if lease is None else func.clock_timestamp() + timedelta(seconds=lease)
 
@@ -218,20 +246,37 @@ class PostgresTransaction(Inputs):
         """Work on an open transaction."""
         self.connection = connection
         self.who = who
+        #: What this transaction holds: nobody else can change it before the end, so nobody has to look again.
+        self._held: dict[Key, Revision] = {}
+        self._votes: dict[Key, list[Participant]] = {}
+        self.added = {}
+        self.summaries = {}
         #: Whether the locked pipeline has anything that could not begin: mostly not, so nobody has to look again.
         self._unbegun = False
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
-    def lock(self, pipeline: str) -> None:
-        """Hold the pipeline's row until the end."""
-        unbegun = exists().where(t.unbegun.c.pipeline == t.pipeline.c.name)
-        row = select(unbegun).where(t.pipeline.c.name == pipeline).with_for_update(of=t.pipeline)
+    def lock(self, pipeline: str) -> Reach:
+        """Hold the pipeline's row until the end; return how far it has come."""
+        p = t.pipeline.c
+        unbegun = exists().where(t.unbegun.c.pipeline == p.name)
+        row = select(unbegun, p.next_commit_seq, p.behind).where(p.name == pipeline).with_for_update(of=t.pipeline)
         found = self.connection.execute(row).first()
         if found is None:
             msg = f"pipeline {pipeline!r}: it is not in the record"
             raise ConfigError(msg)
         self._unbegun = bool(found[0])
+        return Reach(found.next_commit_seq, found.behind)
+
+    def register(
+        self, pipeline: str, declaration: Json, outputs: Mapping[str, str], changes: Callable[[Json, bool], list[str]]
+    ) -> None:
+        """Put a pipeline's declaration and the locations of its outputs in the record."""
+        registry.register(self.connection, pipeline, declaration, outputs, changes)
+
+    def link(self, pipeline: str, dag_id: str) -> None:
+        """Say that a DAG runs a pipeline."""
+        registry.link(self.connection, pipeline, dag_id)
 
     def begun(self, pipeline: str, slot: str | None) -> None:
         """Forget that a slot could not begin; the pipeline must be locked."""
@@ -253,36 +298,43 @@ class PostgresTransaction(Inputs):
         self.connection.execute(new.on_conflict_do_update(constraint="unbegun_pkey", set_=again))
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
-        """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any.
+        """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any."""
+        query = REVISION.where(_is_newest(pipeline, slot))
+        found = [to_revision(row) for row in self.connection.execute(query)]
+        return max(found, key=_standing, default=None)
 
-        What was there before us (revision 0) stands for nothing: nobody has read the slot's input for it.
-        """
-        c = t.checkpoint.c
-        wanted = (c.slot == slot) if slot is not None else c.slot.is_(None)
-        last = (
-            select(c.checkpoint_id, c.released_at)
-            .where((c.pipeline == pipeline) & wanted)
-            .order_by(c.checkpoint_id.desc())
-            .limit(1)
-        )
-        found = self.connection.execute(last).first()
-        if found is None or found.released_at is not None:
-            return None
-        query = (
-            REVISION.where((r.pipeline == pipeline) & (r.checkpoint_id == found.checkpoint_id))
-            .order_by((r.state.in_(DECIDED) & (r.revision > 0)).desc(), r.revision.desc())
-            .limit(1)
-        )
-        row = self.connection.execute(query).first()
-        return to_revision(row) if row else None
+    def outlook(self, pipeline: str, slot: str | None) -> Outlook:
+        """Return what a run looks at before it begins."""
+        k, p = t.known_files.c, t.pipeline.c
+        query = select(
+            func.clock_timestamp().label("at"), p.next_commit_seq, p.behind, k.source, k.newest, k.sums
+        ).select_from(t.pipeline.outerjoin(t.known_files, k.pipeline == p.name))
+        rows = self.connection.execute(query.where(p.name == pipeline)).all()
+        if not rows:
+            msg = f"pipeline {pipeline!r}: it is not in the record"
+            raise ConfigError(msg)
+        known = {row.source: Known(row.newest, bytes(row.sums)) for row in rows if row.source is not None}
+        reach = Reach(rows[0].next_commit_seq, rows[0].behind)
+        arms = [REVISION.where(_is_unfinished(pipeline)), REVISION.where(_is_newest(pipeline, slot))]
+        both = union_all(*(arm.add_columns(literal(number).label("arm")) for number, arm in enumerate(arms)))
+        found = [(row.arm, to_revision(row)) for row in self.connection.execute(both)]  # each arm has its index
+        unfinished = sorted((one for arm, one in found if arm == 0), key=_order)
+        newest = max((one for arm, one in found if arm == 1), key=_standing, default=None)
+        return Outlook(Look(rows[0].at, known), reach, unfinished, newest)
 
     def revision(self, key: Key) -> Revision:
         """Return one revision."""
-        return self._one(key, REVISION.where(is_this(key)))
+        return self._held.get(key) or self._one(key, REVISION.where(is_this(key)))
 
     def hold(self, key: Key) -> Revision:
         """Return one revision and hold its row until the end."""
-        return self._one(key, REVISION.where(is_this(key)).with_for_update(of=t.revision))
+        if key not in self._held:
+            self._held[key] = self._one(key, REVISION.where(is_this(key)).with_for_update(of=t.revision))
+        return self._held[key]
+
+    def _changed(self, key: Key) -> None:
+        """Look again at a revision that this transaction has changed."""
+        self._held.pop(key, None)
 
     def _one(self, key: Key | str, query: Any) -> Revision:  # noqa: ANN401 - a select over REVISION
         row = self.connection.execute(query).first()
@@ -293,10 +345,7 @@ class PostgresTransaction(Inputs):
 
     def unfinished(self, pipeline: str) -> list[Revision]:
         """Return the revisions that still have to go somewhere, decided ones first, by commit_seq."""
-        query = REVISION.where(
-            (r.pipeline == pipeline) & r.state.in_(LIVE | {State.ABORTING}),
-        ).order_by(r.commit_seq.nulls_last(), r.checkpoint_id, r.revision)
-        return [to_revision(row) for row in self.connection.execute(query)]
+        return sorted(map(to_revision, self.connection.execute(REVISION.where(_is_unfinished(pipeline)))), key=_order)
 
     def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
         """Return the COMMITTED revision of a checkpoint."""
@@ -343,6 +392,8 @@ class PostgresTransaction(Inputs):
 
     def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
         """Return the slot of a checkpoint."""
+        if (pipeline, checkpoint_id) in self.added:
+            return self.added[pipeline, checkpoint_id]
         c = t.checkpoint.c
         query = select(c.slot).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
         row = self.connection.execute(query).first()
@@ -354,22 +405,57 @@ class PostgresTransaction(Inputs):
     def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
         """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
         mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id)
-        number = self.connection.execute(select(func.coalesce(func.max(r.revision), 0) + 1).where(mine)).scalar_one()
-        key = Key(pipeline, checkpoint_id, number)
-        if number > 1:
-            self.connection.execute(update(t.revision).where(mine & r.failed).values(failed=False))
-        self.connection.execute(
-            insert(t.revision).values(
-                **key._asdict(),
-                state=State.OPEN,
-                kind=kind,
-                dag_id=run.dag_id,
-                run_id=run.run_id,
-                lease_until=_lease_until(lease),
-            )
-        )
-        self.event(key, 0, "begin", to=State.OPEN, why=f"run {run}")
-        return self.revision(key)
+        number = select(func.coalesce(func.max(r.revision), 0) + 1).where(mine).scalar_subquery()
+        values = {
+            "pipeline": pipeline,
+            "checkpoint_id": checkpoint_id,
+            "revision": number,
+            "state": State.OPEN,
+            "kind": kind,
+            "dag_id": run.dag_id,
+            "run_id": run.run_id,
+            "lease_until": _lease_until(lease),
+        }
+        added = insert(t.revision).values(values)
+        slot = self.slot(pipeline, checkpoint_id)
+        taken = self._told(added, "begin", to=State.OPEN, why=f"run {run}", slot=slot)
+        if taken is None:
+            raise AssertionError  # it is added, or refused
+        if taken.revision > 1:
+            earlier = mine & (r.revision < taken.revision) & r.failed
+            self.connection.execute(update(t.revision).where(earlier).values(failed=False))
+        self._votes[taken.key] = []
+        return taken
+
+    def _told(  # noqa: PLR0913 - the columns of an event
+        self,
+        change: Any,  # noqa: ANN401 - an INSERT or an UPDATE of one revision
+        action: str,
+        *,
+        from_: State | None = None,
+        to: State | None = None,
+        why: str = "",
+        slot: str | None,
+    ) -> Revision | None:
+        """Change one revision and tell of it in the events, in one statement; return what it is now, None: it is not.
+
+        Then this transaction holds it. A checkpoint's slot never changes, so the caller knows it.
+        """
+        left = func.extract("epoch", r.lease_until - func.clock_timestamp()).label("lease_left")
+        changed = change.returning(*t.revision.c, left).cte("changed")
+        now = changed.c
+        columns = ["pipeline", "checkpoint_id", "revision", "epoch", "who", "action", "from_state", "to_state", "why"]
+        what = select(
+            now.pipeline, now.checkpoint_id, now.revision, now.epoch, literal(self.who), literal(action),
+            literal(from_, Text), literal(to, Text), literal(why[:1000] or None, Text),
+        )  # fmt: skip
+        told = insert(t.event).from_select(columns, what).cte("told")
+        row = self.connection.execute(select(changed, literal(slot, Text).label("slot")).add_cte(told)).first()
+        if row is None:
+            return None
+        found = to_revision(row)
+        self._held[found.key] = found
+        return found
 
     def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
         """Add revision 0: what was there before us, COMMITTED as it is; a second time changes nothing."""
@@ -422,11 +508,8 @@ class PostgresTransaction(Inputs):
         here = is_this(key) & (r.epoch == epoch) & r.state.in_([state for state in allowed if state is not None])
         if unleased:
             here &= r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
-        moved = self.connection.execute(
-            update(t.revision).where(here).values(state=to, epoch=epoch + bump, **changes)
-        ).rowcount
-        if moved:
-            self.event(key, epoch + bump, "attempt" if bump else to.lower(), from_=before.state, to=to, why=why)
+        change = update(t.revision).where(here).values(state=to, epoch=epoch + bump, **changes)
+        if self._told(change, "attempt" if bump else to.lower(), from_=before.state, to=to, why=why, slot=before.slot):
             return True
         if before.state is to and before.epoch == epoch and not bump:
             return False
@@ -445,6 +528,7 @@ class PostgresTransaction(Inputs):
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & (free | own)
         taken = update(t.revision).where(here)
         values = {"dag_id": run.dag_id, "run_id": run.run_id, "lease_until": _lease_until(lease)}
+        self._changed(key)
         if not self.connection.execute(taken.values(values)).rowcount:
             msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"
             raise Fenced(msg)
@@ -453,6 +537,7 @@ class PostgresTransaction(Inputs):
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
         """Extend the lease of a live revision on the database's clock."""
+        self._changed(key)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE)
         renewed = self.connection.execute(update(t.revision).where(here).values(lease_until=_lease_until(lease)))
         if not renewed.rowcount and (found := self.revision(key)).epoch != epoch:
@@ -461,6 +546,7 @@ class PostgresTransaction(Inputs):
 
     def acknowledge(self, key: Key, run: Run) -> None:
         """Note that its own run saw a revision committed; another run's, or a second time, changes nothing."""
+        self._changed(key)
         own = (r.dag_id == run.dag_id) & (r.run_id == run.run_id)
         here = is_this(key) & own & r.committed_at.is_not(None) & r.acknowledged_at.is_(None)
         seen = update(t.revision).where(here).values(acknowledged_at=func.clock_timestamp()).returning(r.epoch)
@@ -469,6 +555,7 @@ class PostgresTransaction(Inputs):
 
     def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
         """Keep what finds the Spark job of an attempt again."""
+        self._changed(key)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE)
         if not self.connection.execute(update(t.revision).where(here).values(job=dict(job))).rowcount:
             found = self.revision(key)
@@ -477,6 +564,7 @@ class PostgresTransaction(Inputs):
 
     def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
         """Flag a COMMITTING revision as one that needs a person; the same reason twice is one event."""
+        self._changed(key)
         here = is_this(key) & (r.state == State.COMMITTING) & r.parked_reason.is_distinct_from(reason)
         flag = update(t.revision).where(here).values(parked_reason=reason, hindrances=dict(hindrances))
         if self.connection.execute(flag).rowcount:
@@ -484,6 +572,7 @@ class PostgresTransaction(Inputs):
 
     def fail(self, key: Key, *, epoch: int, run: Run | None, why: str) -> bool:
         """Keep the last failure of an undecided revision that is still this run's; the same twice is one event."""
+        self._changed(key)
         own = r.run_id.is_not_distinct_from(run and run.run_id) & r.dag_id.is_not_distinct_from(run and run.dag_id)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & own & r.error.is_distinct_from(why)
         if not self.connection.execute(update(t.revision).where(here).values(error=why)).rowcount:
@@ -522,28 +611,63 @@ class PostgresTransaction(Inputs):
 
     def participants(self, key: Key) -> list[Participant]:
         """Return the participants of a revision, by name."""
+        if key in self._votes:
+            return self._votes[key]
         p = t.participant.c
         query = select(p.name, p.kind, p.attempt, p.vote, p.handle, p.manifest, p.reason)
         mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
-        return [Participant(**row._mapping) for row in self.connection.execute(query.where(mine).order_by(p.name))]
+        rows = self.connection.execute(query.where(mine).order_by(p.name))
+        found = [Participant(**row._mapping) for row in rows]
+        if key in self._held:  # whoever changes them holds their revision
+            self._votes[key] = found
+        return found
 
     def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
         """Put these in the place of all participants that were there."""
         p = t.participant.c
         mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
-        self.connection.execute(delete(t.participant).where(mine))
-        for participant in participants:
-            self.put_participant(key, participant)
+        if self._votes.get(key) != []:
+            self.connection.execute(delete(t.participant).where(mine))
+        self._votes[key] = []
+        self._put_participants(key, participants)
 
     def put_participant(self, key: Key, participant: Participant) -> None:
         """Put this one in the place of the one with its name."""
+        self._put_participants(key, [participant])
+
+    def _put_participants(self, key: Key, participants: Sequence[Participant]) -> None:
+        if participants:
+            self.connection.execute(self._participants(key, participants))
+        self._know_participants(key, participants)
+
+    @staticmethod
+    def _participants(key: Key, participants: Sequence[Participant]) -> Any:  # noqa: ANN401 - a statement
         columns = ("kind", "attempt", "vote", "handle", "manifest", "reason")
-        values = {name: getattr(participant, name) for name in columns}
-        self.connection.execute(
-            upsert(t.participant)
-            .values(**key._asdict(), name=participant.name, **values)
-            .on_conflict_do_update(constraint="participant_pkey", set_=values)
-        )
+        rows = [{**key._asdict(), **{name: getattr(p, name) for name in ("name", *columns)}} for p in participants]
+        new = upsert(t.participant).values(rows)
+        same = {name: new.excluded[name] for name in columns}
+        return new.on_conflict_do_update(constraint="participant_pkey", set_=same)
+
+    def _know_participants(self, key: Key, participants: Sequence[Participant]) -> None:
+        if key in self._votes:
+            found = {p.name: p for p in (*self._votes[key], *participants)}
+            self._votes[key] = [found[name] for name in sorted(found)]
+
+    def put_votes(self, key: Key, votes: Sequence[Participant], *, epoch: int) -> None:
+        """Put these in the place of those with their names, and tell of each in the events."""
+        told = [
+            {
+                **key._asdict(),
+                "epoch": epoch,
+                "who": self.who,
+                "action": f"voted {'yes' if one.vote else 'no'}",
+                "why": f"{one.name} a{epoch} {one.reason or ''}".strip()[:1000],
+            }
+            for one in votes
+        ]
+        put = self._participants(key, votes).cte("put")
+        self.connection.execute(insert(t.event).values(told).add_cte(put))
+        self._know_participants(key, votes)
 
     def committed(self, key: Key) -> set[str]:
         """Return the names of the sinks whose rows are in `committed`."""
@@ -551,9 +675,9 @@ class PostgresTransaction(Inputs):
         mine = (c.job_id == key.pipeline) & (c.checkpoint_id == key.checkpoint_id) & (c.revision == key.revision)
         return set(self.connection.execute(select(c.operator_id).where(mine)).scalars())
 
-    def mark_committed(self, key: Key, sink: str) -> None:
-        """Add a sink's row to `committed`; a second time changes nothing."""
-        self.connection.execute(
+    def mark_committed(self, key: Key, sink: str) -> bool:
+        """Add a sink's row to `committed`; False: it is there already."""
+        added = self.connection.execute(
             upsert(t.committed)
             .values(
                 job_id=key.pipeline,
@@ -564,12 +688,13 @@ class PostgresTransaction(Inputs):
             )
             .on_conflict_do_nothing()
         )
+        return bool(added.rowcount)
 
     # --- a record that is older than its sinks -----------------------------------------------------------------------
 
-    def receipt(self, key: Key) -> Json:
+    def receipt(self, revision: Revision, participants: Sequence[Participant]) -> Json:
         """Return all that the record knows of a decided revision, for its sinks to keep."""
-        return receipts.receipt(self.connection, self.revision(key), self.participants(key))
+        return receipts.receipt(self.connection, revision, participants)
 
     def reach(self, pipeline: str) -> Reach:
         """Return how far the record's knowledge goes."""

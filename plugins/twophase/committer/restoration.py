@@ -17,6 +17,7 @@ from twophase.committer.record import PostgresTransaction, is_this, r
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision
 from twophase.core.errors import IllegalTransition
 from twophase.core.failpoints import hit
+from twophase.core.ports import moves_of
 from twophase.core.states import DECIDED, UNDECIDED, State
 
 c, f = t.checkpoint.c, t.input_file.c
@@ -174,7 +175,7 @@ def _make_room(tx: PostgresTransaction, key: Key, why: str) -> None:
         _abort(tx, live, why)
         return
     for participant in tx.participants(live.key):
-        if participant.kind == "sink":
+        if participant.stages:
             tx.mark_committed(live.key, participant.name)
     older = tx.committed_revision(key.pipeline, key.checkpoint_id)
     if older is not None:
@@ -237,13 +238,10 @@ def _advance(tx: PostgresTransaction, receipt: Json) -> None:
     committed = tx.committed_revision(key.pipeline, key.checkpoint_id)
     if committed is not None and committed.revision > 0:
         return
-    for source, partitions in tx.ranges(key.pipeline, key.checkpoint_id).items():
-        for partition, (start, end) in partitions.items():
-            if start != end and not tx.advance(key.pipeline, source, partition, start, end):
-                msg = (
-                    f"checkpoint {key}: source {source!r} partition {partition} is not at {start}; nothing was changed"
-                )
-                raise IllegalTransition(msg)
+    moves = moves_of(tx.ranges(key.pipeline, key.checkpoint_id))
+    for source, partition, start, _ in tx.advance(key.pipeline, moves) if moves else ():
+        msg = f"checkpoint {key}: source {source!r} partition {partition} is not at {start}; nothing was changed"
+        raise IllegalTransition(msg)
 
 
 def _same_files(these: list[list[Any]], those: list[list[Any]]) -> bool:

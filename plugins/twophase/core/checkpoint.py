@@ -171,6 +171,11 @@ class Participant:
     reason: str | None = None
 
     @property
+    def stages(self) -> bool:
+        """Say whether it stages output, in a place of its own; audits and approvals only vote."""
+        return self.kind == "sink"
+
+    @property
     def standing(self) -> Participant | None:
         """Return it as it was last voted for: what a restage takes the place of counts until the new vote."""
         if self.vote:

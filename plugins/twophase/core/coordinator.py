@@ -12,6 +12,10 @@
       │
     abort        before the commit point only; then discard                          ABORTING, ABORTED
 
+The steps are functions of an open transaction (`core.steps`, `core.begin`); here they are composed. Where one process
+takes several in a row they share a transaction: begin and attempt, votes and commit point, the rows of all sinks and
+COMMITTED.
+
 Every step may be repeated, may come late from a process that was stopped meanwhile, and may lose its reply. So each one
 is a compare-and-set on (state, epoch) in one transaction; a step whose reply was lost is simply run again and finds
 itself done. No lock outlives a transaction, and no safety comes from the lease: it only keeps processes from getting in
@@ -20,22 +24,24 @@ each other's way.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from twophase.core.begin import Taking
-from twophase.core.checkpoint import InputFile, Json, Key, Output, Participant, Revision, Run
-from twophase.core.claims import Claim
+from twophase.core import forgotten, promotion, recovery
+from twophase.core.begin import Begin, written_again
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision, Run
 from twophase.core.errors import (
     Fenced,
     IllegalTransition,
+    InputChanged,
     Parked,
     PromotionPending,
+    RecordBehind,
     SinkUnavailable,
     StoreUnavailable,
     TooManyPending,
@@ -44,9 +50,11 @@ from twophase.core.failpoints import hit
 from twophase.core.forgotten import check_known
 from twophase.core.hindrances import Hindrance, ways_out
 from twophase.core.isolation import alone
-from twophase.core.ports import VISIBLE, Outcome, Promotion, Record, Sink, Source, Transaction
-from twophase.core.restage import Restaging, voted_for
+from twophase.core.ports import VISIBLE, Look, Opened, Outcome, Outlook, Promotion, Record, Sink, Source, Transaction
+from twophase.core.recovery import Decision, Leave, Park, RollBack, RollForward
+from twophase.core.restage import Restaging
 from twophase.core.states import DECIDED, UNDECIDED, State
+from twophase.core.steps import Decided, Steps, parking
 
 log = logging.getLogger("twophase")
 
@@ -54,8 +62,6 @@ T = TypeVar("T")
 #: A sink, and whose turn it keeps: that of all revisions, of the regular lane, or of one checkpoint.
 Queue = tuple[str, str | int]
 
-#: Of each sink that cannot promote: why, and what kind of hindrance it is.
-Failed = Mapping[str, tuple[str, Hindrance]]
 #: Seconds to wait before asking a store again that went away: about half a minute in all.
 PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 
@@ -99,18 +105,33 @@ class Coordinator:
         self.run_ended = run_ended
         self.patience = patience
 
+    @property
+    def steps(self) -> Steps:
+        """Return the steps of the pipeline."""
+        return Steps(
+            self.pipeline,
+            self.sources,
+            self.sinks,
+            self.audits,
+            self.approvals,
+            self.quarantines,
+            self.lease,
+            self.max_pending,
+        )
+
     # --- begin -------------------------------------------------------------------------------------------------------
 
     def begin(self, run: Run, *, slot: str | None = None, kind: str = "regular") -> Revision | None:
         """Take the checkpoint that is next, or the slot's; None when there is no new input.
 
-        What is decided is finished first. The input is in the record before anything reads it, and never changes.
+        What is decided is finished first. The input is in the record before anything reads it, and never changes. A
+        slot that is decided already is returned as it is: a second run has nothing to do.
         """
-        return Taking(self, run, kind).begin(slot)
+        return self._begin(Begin(self.steps, run, kind), slot)
 
     def replace(self, run: Run, checkpoint_id: int, *, kind: str = "backfill", campaign: str | None = None) -> Revision:
         """Take the next revision of a committed checkpoint; the committed one stands until this one is promoted."""
-        return Taking(self, run, kind).replace(checkpoint_id, campaign)
+        return self._replace(Begin(self.steps, run, kind), checkpoint_id, campaign)
 
     def take(
         self,
@@ -125,61 +146,180 @@ class Coordinator:
 
         With `checkpoint_id` or `reprocess` what is committed gets another revision.
         """
-        return Taking(self, run, kind).take(slot, checkpoint_id, reprocess=reprocess)
+        return self._take(Begin(self.steps, run, kind), slot, checkpoint_id, reprocess=reprocess)
 
-    def claims(self, slot: str) -> dict[str, Claim]:
-        """Return what a slot has for its own: where each read and each write of it comes to."""
-        parts = [("read", name, source.claim) for name, source in self.sources.items()]
-        parts += [("write", name, sink.claim) for name, sink in self.sinks.items()]
-        found = {f"{kind} {name}": claim(slot) for kind, name, claim in parts}
-        return {part: claim for part, claim in found.items() if claim is not None}
+    def open(
+        self,
+        run: Run,
+        *,
+        slot: str | None = None,
+        checkpoint_id: int | None = None,
+        kind: str = "regular",
+        campaign: str | None = None,
+    ) -> Revision | Opened | None:
+        """Begin, or replace a committed checkpoint, and open the attempt in the same transaction.
+
+        What is left of an earlier attempt is returned as it is, and so is a slot before which something else has to be
+        looked at: for `attempt`.
+        """
+        begin = Begin(self.steps, run, kind, secrets.token_hex(4))
+        if checkpoint_id is not None:
+            taken: Revision | None = self._replace(begin, checkpoint_id, campaign)
+        else:
+            taken = self._begin(begin, slot)
+        if begin.opened is not None:
+            hit("attempt.after")
+        return begin.opened or taken
+
+    def open_for_task(
+        self,
+        run: Run,
+        *,
+        slot: str | None = None,
+        checkpoint_id: int | None = None,
+        kind: str = "regular",
+        reprocess: bool = False,
+    ) -> Revision | Opened | None:
+        """Take what an Airflow run has to work on, and open the attempt of a new revision in the same transaction."""
+        begin = Begin(self.steps, run, kind, secrets.token_hex(4))
+        taken = self._take(begin, slot, checkpoint_id, reprocess=reprocess)
+        if begin.opened is not None:
+            hit("attempt.after")
+        return begin.opened or taken
+
+    def _begin(self, begin: Begin, slot: str | None) -> Revision | None:
+        outlook = self._recovered(slot)
+        hit("begin.before")
+        newest, look = outlook.newest, outlook.look
+        ended = self._ended(newest)
+        taken = None
+        if newest is not None and (newest.state in UNDECIDED or slot is not None):
+            taken = self.transact(lambda tx: begin.go_on(tx, slot, ended))
+        if taken is None:
+            found = {name: self._discover(name, slot, look) for name in self.sources}
+            take = partial(begin.take, slot=slot, ended=ended, found=found, looked=look.at)
+            try:
+                taken = self.transact(take)
+            except InputChanged as changed:
+                self._let_pass(changed)
+                taken = self.transact(take)
+        if taken is not None and taken.state in UNDECIDED:
+            self._adopt(taken)
+        hit("begin.after")
+        return taken
+
+    def _recovered(self, slot: str | None) -> Outlook:
+        """Finish what is decided, if anything is; return what there is to begin with."""
+        hit("recover.before")
+        held = forgotten.ask(self)
+        outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
+        forgotten.check(self, held, outlook.reach)
+        if self._recover(outlook.unfinished, decided_only=True):
+            outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
+        return outlook
+
+    def _replace(self, begin: Begin, checkpoint_id: int, campaign: str | None) -> Revision:
+        self.recover(decided_only=True)
+        hit("begin.before")
+
+        def look(tx: Transaction) -> tuple[str | None, Revision | None]:
+            return tx.slot(self.pipeline, checkpoint_id), tx.live_revision(self.pipeline, checkpoint_id)
+
+        slot, live = self.transact(look)
+        ended = self._ended(live)
+        found = {name: source.discover(slot) for name, source in self.sources.items() if source.per_revision}
+        objections = {latest: self.objection(latest=latest) for latest in (True, False)}
+        taken = self.transact(lambda tx: begin.replace(tx, checkpoint_id, slot, campaign, ended, found, objections))
+        hit("begin.after")
+        return taken
+
+    def _take(self, begin: Begin, slot: str | None, checkpoint_id: int | None, *, reprocess: bool) -> Revision | None:
+        """Take what a run under Airflow has to work on; a retried or cleared run finds again what was its own.
+
+        What it had decided before is returned as it is, until the run has seen it committed: clearing a run that was
+        done asks for another revision, clearing one that only failed to see its end does not.
+        """
+
+        def look(tx: Transaction) -> tuple[Revision | None, Revision | None]:
+            mine = tx.newest_of_run(self.pipeline, begin.run, checkpoint_id)
+            return mine, mine and tx.committed_revision(self.pipeline, mine.checkpoint_id)
+
+        mine, committed = self.transact(look)
+        if mine is None:
+            return self._take_first(begin, slot, checkpoint_id, reprocess=reprocess)
+        if mine.state in DECIDED:
+            return self._replace(begin, mine.checkpoint_id, None) if mine.acknowledged else mine
+        if committed is None or committed.revision == 0:
+            return self._begin(begin, slot)
+        if mine.state not in UNDECIDED and committed.revision > mine.revision:
+            return committed  # aborted, and carried out by another run since
+        return self._replace(begin, mine.checkpoint_id, None)
+
+    def _take_first(
+        self, begin: Begin, slot: str | None, checkpoint_id: int | None, *, reprocess: bool
+    ) -> Revision | None:
+        """Take what a run is asked for that has worked on nothing yet."""
+        if checkpoint_id is not None:
+            return self._replace(begin, checkpoint_id, None)
+        taken = self._begin(begin, slot)
+        if taken is not None and reprocess and taken.state in DECIDED:
+            return self._replace(begin, taken.checkpoint_id, None)
+        return taken
+
+    def _ended(self, left: Revision | None) -> Run | None:
+        """Return the run that left a revision undecided, if that run is over."""
+        if left and left.state in UNDECIDED and self.run_ended(left.run):
+            return left.run
+        return None
+
+    def _discover(self, name: str, slot: str | None, look: Look) -> object:
+        """Let a source look for input; one that remembers something is told."""
+        source, known = self.sources[name], look.known.get(name)
+        return source.discover(slot) if known is None else source.discover(slot, known)
+
+    def _let_pass(self, changed: InputChanged) -> None:
+        """Record that known files only have another time, for the same bytes were written again; or raise.
+
+        They are read here, where nothing is locked.
+        """
+        if not changed.rewritten:
+            raise changed
+        for (source, checkpoint_id), said in changed.rewritten.items():
+            fixed = Input(files=tuple(said), checkpoint_id=checkpoint_id)
+            again = self.sources[source].written_again(fixed)
+            same = {file.path for file in again}
+            for file, why in said.items():
+                if file.path not in same:
+                    raise InputChanged(why) from changed
+            self.transact(partial(written_again, self.pipeline, checkpoint_id, source, again))
+
+    def _adopt(self, taken: Revision) -> None:
+        """Take what the slot's place held before us into the record as revision 0, before anything is staged."""
+        slot = taken.slot
+        if slot is None:
+            return
+        if self.transact(lambda tx: tx.committed_revision(self.pipeline, taken.checkpoint_id)) is not None:
+            return
+        key = Key(self.pipeline, taken.checkpoint_id, 0)
+        found = {name: sink.adopt(key, slot) for name, sink in self.sinks.items()}
+        outputs = {name: output for name, output in found.items() if output is not None}
+        if outputs:
+            hit("adopt.before")
+            self.transact(lambda tx: tx.add_adopted(key, slot, outputs))
+            hit("adopt.after")
 
     # --- attempt and votes -------------------------------------------------------------------------------------------
 
     def attempt(self, revision: Revision) -> Revision:
         """Open the next attempt for all participants at once: a new epoch, no votes, private staging places (R7)."""
-        hit("attempt.before")
         token = secrets.token_hex(4)
-        epoch = revision.epoch + 1
-
-        def step(tx: Transaction) -> Revision:
-            if not self._opened(tx, revision.key, epoch, token):
-                held = tx.revision(revision.key)
-                if held.run != revision.run:  # another run took it over, which leaves the epoch alone
-                    raise Fenced(_fenced("attempt", revision, held))
-                tx.move(
-                    revision.key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease
-                )
-                places = self.places(tx, revision.key, epoch, token)
-                sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
-                audits = [Participant(name, "audit", epoch) for name in self.audits]
-                approvals = [Participant(name, "approval", epoch) for name in self.approvals]
-                tx.replace_participants(revision.key, [*sinks, *audits, *approvals])
-            return tx.revision(revision.key)
-
-        opened = self.transact(step)
+        opened = self.transact(lambda tx: self.steps.open_attempt(tx, revision, token))
         hit("attempt.after")
         return opened
 
-    def _opened(self, tx: Transaction, key: Key, epoch: int, token: str) -> bool:
-        """Say whether this very attempt is open already: the reply to opening it was lost."""
-        if tx.hold(key).epoch != epoch:
-            return False
-        handles = {p.name: p.handle for p in tx.participants(key) if p.kind == "sink"}
-        return handles == self.places(tx, key, epoch, token)
-
-    def places(self, tx: Transaction, key: Key, epoch: int, token: str) -> dict[str, Json]:
-        """Name the staging place of each sink, and what is replaced there: live is one, so that stays what it is."""
-        slot = tx.slot(self.pipeline, key.checkpoint_id)
-        committed = tx.committed_revision(self.pipeline, key.checkpoint_id)
-        older = {p.name: p for p in tx.participants(committed.key)} if committed else {}
-
-        def place(name: str, sink: Sink) -> Json:
-            was = older.get(name)
-            output = Output(committed.key, was.attempt, was.handle, was.manifest) if committed and was else None
-            return sink.place(key, epoch, token, slot=slot, older=output)
-
-        return {name: place(name, sink) for name, sink in self.sinks.items()}
+    def opened(self, attempt: Revision) -> Opened:
+        """Return all that it takes to stage an open attempt."""
+        return self.transact(lambda tx: self.steps.opened(tx, attempt))
 
     def vote(  # noqa: PLR0913 - what is known of a vote, by name
         self,
@@ -199,26 +339,27 @@ class Coordinator:
         restaged = yes and revision.state is State.COMMITTING
         if restaged and Restaging(self, revision.key).is_superfluous(revision, name, manifest or {}):
             return revision.state
+        mine = Participant(name, "", revision.epoch, yes, manifest=manifest or {}, reason=reason)
+        return self.vote_all(revision, [mine], audits)
+
+    def vote_all(
+        self,
+        attempt: Revision,
+        votes: Sequence[Participant],
+        beside: Sequence[Participant] = (),
+        *,
+        rests: bool = False,
+    ) -> State:
+        """Record the votes of several participants for one attempt, in one transaction.
+
+        With `rests` its lease is given up: it waits for another task of its run.
+        """
 
         def step(tx: Transaction) -> State:
-            held = tx.hold(revision.key)
-            mine = next((p for p in tx.participants(revision.key) if p.name == name), None)
-            if held.epoch != revision.epoch or mine is None or mine.attempt != revision.epoch:
-                raise Fenced(_fenced("vote", revision, held))
-            if mine.vote is not None and mine.vote == yes:
-                return held.state  # said already: the reply was lost
-            if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
-                raise Fenced(_fenced("vote", revision, held))
-            handle = voted_for(mine.handle) if yes else mine.handle
-            voted = replace(mine, vote=yes, handle=handle, manifest=manifest or {}, reason=reason)
-            for one in (*audits, voted):
-                tx.put_participant(revision.key, one)
-                said = f"{one.name} a{revision.epoch} {one.reason or ''}".strip()
-                tx.note(revision.key, f"voted {'yes' if one.vote else 'no'}", said)
-            if held.state is State.OPEN and all(p.vote for p in tx.participants(revision.key)):
-                tx.move(revision.key, State.PRECOMMITTED, epoch=revision.epoch, why="every participant voted yes")
-            hit("vote.inside")
-            return tx.revision(revision.key).state
+            state = self.steps.vote(tx, attempt, votes, beside)
+            if rests:
+                tx.renew(attempt.key, epoch=attempt.epoch, lease=None)
+            return state
 
         state = self.transact(step)
         hit("vote.after")
@@ -237,48 +378,57 @@ class Coordinator:
     def commit(self, revision: Revision, why: str = "the commit point") -> Revision:
         """Decide, then promote. Once decided it can only go forward, by whoever comes next."""
         try:
-            self.decide_commit(revision, why)
+            decided = self.decide_commit(revision, why)
         except TooManyPending:
             self._promote_pending(revision)
-            self.decide_commit(revision, why)
-        return self.finish(revision.key)
+            decided = self.decide_commit(revision, why)
+        return self._finish(decided)
 
-    def decide_commit(self, revision: Revision, why: str = "the commit point") -> None:
+    def vote_and_commit(
+        self, attempt: Revision, votes: Sequence[Participant], why: str = "the commit point"
+    ) -> Revision:
+        """Record all votes and pass the commit point in one transaction, then promote.
+
+        If the decision is refused the votes count all the same: then it is as if they had come first.
+        """
+        hit("commit.before")
+        held = forgotten.ask(self)
+        overtaken = self._overtaken(attempt)
+
+        def step(tx: Transaction) -> Decided:
+            if beyond := held.beyond(tx.lock(self.pipeline)):
+                raise RecordBehind(beyond)
+            self.steps.vote(tx, attempt, votes)
+            return self.steps.decide(tx, attempt, why, overtaken)
+
+        try:
+            decided = self.transact(step)
+        except RecordBehind:
+            check_known(self)  # the pipeline says so from now on
+            raise
+        except (TooManyPending, IllegalTransition):
+            self.vote_all(attempt, votes)
+            return self.commit(attempt, why)
+        hit("vote.after")
+        hit("commit.after")
+        return self._finish(decided)
+
+    def decide_commit(self, revision: Revision, why: str = "the commit point") -> Decided:
         """Pass the commit point in one transaction: votes checked, commit_seq taken, positions moved."""
         hit("commit.before")
-        # Before the lock is taken, for a sink may have to look; only a replacement has an older revision.
-        overtaken = self.objection(latest=False) if revision.revision > 1 else None
+        overtaken = self._overtaken(revision)
 
-        def step(tx: Transaction) -> None:
+        def step(tx: Transaction) -> Decided:
             tx.lock(self.pipeline)
-            held = tx.hold(revision.key)
-            if held.state in DECIDED and held.epoch == revision.epoch:
-                return
-            participants = tx.participants(revision.key)
-            if not participants or any(not p.vote or p.attempt != revision.epoch for p in participants):  # R7
-                raise Fenced(_fenced("commit", revision, held))
-            self._check_pending(tx, held)
-            committed = tx.committed_revision(self.pipeline, revision.checkpoint_id)
-            replaces = committed if committed is not None and committed.revision > 0 else None
-            if overtaken and replaces is not None and not self.is_last(tx, revision.checkpoint_id, held.run):
-                msg = f"checkpoint {revision.key}: it cannot be committed any more: {overtaken}; abort it"
-                raise IllegalTransition(msg)
-            tx.move(
-                revision.key,
-                State.COMMITTING,
-                epoch=revision.epoch,
-                why=why,
-                commit_seq=tx.take_commit_seq(self.pipeline),
-                **_totals(participants, self.quarantines),
-                error=None,  # what failed before was tried again, and did not fail
-                lease=self.lease,
-            )
-            if replaces is None:  # what was there before us has read nothing
-                self._advance(tx, revision.key)
-            hit("commit.inside")
+            return self.steps.decide(tx, revision, why, overtaken)
 
-        self.transact(step)
+        decided = self.transact(step)
         hit("commit.after")
+        return decided
+
+    def _overtaken(self, revision: Revision) -> str | None:
+        """Say which sink could not take an older revision back, should a later checkpoint have come; asked unlocked."""
+        return self.objection(latest=False) if revision.revision > 1 else None
 
     def objection(self, *, latest: bool) -> str | None:
         """Say which sink could not take a committed checkpoint back, and why; None: all can."""
@@ -286,46 +436,6 @@ class Coordinator:
             if why := sink.objection(latest=latest):
                 return f"sink {name!r}: {why}"
         return None
-
-    def is_last(self, tx: Transaction, checkpoint_id: int, run: Run | None) -> bool:
-        """Say whether nothing that stays as it is came after a checkpoint: slots do not come after each other."""
-        return (
-            tx.slot(self.pipeline, checkpoint_id) is not None
-            or tx.is_latest(self.pipeline, checkpoint_id)
-            or (run is not None and tx.is_replayed(self.pipeline, checkpoint_id, run))
-        )
-
-    def _check_pending(self, tx: Transaction, revision: Revision) -> None:
-        """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""
-        waiting = [r for r in self._committing(tx, revision) if r.key != revision.key]
-        if len(waiting) >= self.max_pending:
-            msg = (
-                f"checkpoint {revision.key}: {len(waiting)} decided before it still wait for promotion"
-                f" ({', '.join(str(r.key) for r in waiting)}), at most {self.max_pending} may; it stays pre-committed"
-            )
-            raise TooManyPending(msg)
-
-    def _committing(self, tx: Transaction, mine: Revision) -> list[Revision]:
-        """Return the decided, unpromoted revisions of a lane, by commit_seq.
-
-        Checkpoints that follow each other share the regular lane; a slot and a replacement have one of their own.
-        """
-        unfinished = [r for r in tx.unfinished(self.pipeline) if r.state is State.COMMITTING]
-        if mine.in_order:
-            return [r for r in unfinished if r.in_order]
-        return [r for r in unfinished if r.checkpoint_id == mine.checkpoint_id]
-
-    def _advance(self, tx: Transaction, key: Key) -> None:
-        """Move the positions over this checkpoint's input, if they are still where it starts (R4)."""
-        for source, partitions in tx.ranges(self.pipeline, key.checkpoint_id).items():
-            for partition, (start, end) in partitions.items():
-                if start != end and not tx.advance(self.pipeline, source, partition, start, end):
-                    msg = f"checkpoint {key}: source {source!r} partition {partition} is no longer at {start}; refused"
-                    raise IllegalTransition(msg)
-        for source, (fixed, owned) in tx.claims(self.pipeline, key.checkpoint_id).items():
-            if fixed != owned:
-                msg = f"checkpoint {key}: source {source!r}: expected {fixed} files of its own, found {owned}; refused"
-                raise IllegalTransition(msg)
 
     def finish(self, key: Key) -> Revision:
         """Promote what is decided and mark it COMMITTED; anybody may do this, at any time, any number of times."""
@@ -335,6 +445,14 @@ class Coordinator:
         self.settle()
         return self.transact(lambda tx: tx.revision(key))
 
+    def _finish(self, decided: Decided) -> Revision:
+        """Promote what was decided just now, behind whatever else is decided."""
+        if decided.others or decided.revision.state is not State.COMMITTING:
+            return self.finish(decided.revision.key)
+        done = self._promote(decided, {})
+        self.settle()
+        return done
+
     def _promote_pending(self, mine: Revision, upto: int | None = None) -> None:
         """Promote the decided revisions of a lane, each sink in commit_seq order (R13).
 
@@ -342,55 +460,72 @@ class Coordinator:
         """
         behind: dict[Queue, Key] = {}
         trouble: PromotionPending | Parked | None = None
-        for revision in self.transact(lambda tx: self._queue(tx, mine)):
+        for revision in self.transact(lambda tx: self.steps.queue(tx, mine)):
             if upto is None or (revision.commit_seq or 0) <= upto:
                 try:
-                    self._promote(revision, behind)
+                    self._promote(self.transact(partial(self._decided, revision.key)), behind)
                 except (PromotionPending, Parked) as error:
                     trouble = trouble or error
         if trouble is not None:
             raise trouble
 
-    def _queue(self, tx: Transaction, mine: Revision) -> list[Revision]:
-        """Return what has to be promoted with a revision; a sink that keeps the order knows no lanes (R12)."""
-        if any(sink.ordered for sink in self.sinks.values()):
-            return [r for r in tx.unfinished(self.pipeline) if r.state is State.COMMITTING]
-        return self._committing(tx, mine)
+    def _decided(self, key: Key, tx: Transaction) -> Decided:
+        return self.steps.decided(tx, key)
 
-    def _promote(self, revision: Revision, behind: dict[Queue, Key]) -> None:
+    def _promote(self, decided: Decided, behind: dict[Queue, Key]) -> Revision:
         """Promote each sink without a row in `committed`, then mark COMMITTED; one that is down delays only itself."""
-        key = revision.key
-        done, receipt = self.transact(lambda tx: (tx.committed(key), tx.receipt(key)))
+        revision, key = decided.revision, decided.revision.key
         waiting: list[str] = []
         failed: dict[str, tuple[str, Hindrance]] = {}
-        for participant in self.transact(lambda tx: tx.participants(key)):
-            if participant.kind != "sink" or participant.name in done:
+        promoted: list[tuple[Participant, Promotion]] = []
+        for participant in decided.participants:
+            if not participant.stages or participant.name in decided.done:
                 continue
             queue = self._queue_of(revision, participant)
             if queue in behind:
                 waiting.append(f"{participant.name}: {behind[queue]} comes first")
                 continue
             hit("promote.before")
-            promotion = self._promote_sink(revision, participant, receipt)
-            if promotion.outcome in VISIBLE:
-                self.record_promotion(key, participant.standing or participant, promotion)
+            found = promotion.promote(self.sinks, revision, participant, decided.receipt)
+            if found.outcome in VISIBLE:
+                promoted.append((participant.standing or participant, found))
                 continue
             behind[queue] = key
-            if promotion.outcome is Outcome.FAILED:
-                failed[participant.name] = hindered(promotion)
+            if found.outcome is Outcome.FAILED:
+                failed[participant.name] = promotion.hindered(found)
             else:
-                waiting.append(f"{participant.name}: {promotion.reason or promotion.outcome}")
+                waiting.append(f"{participant.name}: {found.reason or found.outcome}")
+        if not failed and not waiting:
+            return self._record_all(key, promoted)
+        if promoted:
+            self.transact(lambda tx: self.steps.record_promotion(tx, key, promoted))
+            hit("promote.after")
         if failed:
-            if not self.transact(lambda tx: self.park(tx, key, failed)):
-                return
-            reason, kinds = parking(failed)
-            ways = ways_out(key.pipeline, key.checkpoint_id, kinds)
-            msg = f"checkpoint {key}: decided, but it cannot be promoted ({reason}); parked: {ways}"
-            raise Parked(msg)
-        if waiting:
-            msg = f"checkpoint {key}: decided, not promoted yet ({'; '.join(waiting)}); recovery will finish it"
-            raise PromotionPending(msg)
-        self._mark_committed(key)
+            return self._park(key, failed)
+        msg = f"checkpoint {key}: decided, not promoted yet ({'; '.join(waiting)}); recovery will finish it"
+        raise PromotionPending(msg)
+
+    def _record_all(self, key: Key, promoted: Sequence[tuple[Participant, Promotion]]) -> Revision:
+        """Add the rows of the sinks to `committed` and write COMMITTED, in one transaction."""
+        hit("finish.before")
+
+        def step(tx: Transaction) -> Revision:
+            self.steps.record_promotion(tx, key, promoted)
+            return self.steps.finish(tx, key)
+
+        done = self.transact(step)
+        hit("promote.after")
+        hit("finish.after")
+        return done
+
+    def _park(self, key: Key, failed: Mapping[str, tuple[str, Hindrance]]) -> Revision:
+        """Park a revision whose sinks cannot promote, and say how it gets out; or return what others made of it."""
+        if not self.transact(lambda tx: self.steps.park(tx, key, failed)):
+            return self.transact(lambda tx: tx.revision(key))
+        reason, kinds = parking(failed)
+        ways = ways_out(key.pipeline, key.checkpoint_id, kinds)
+        msg = f"checkpoint {key}: decided, but it cannot be promoted ({reason}); parked: {ways}"
+        raise Parked(msg)
 
     def _queue_of(self, revision: Revision, participant: Participant) -> Queue:
         """Return where an output waits its turn: behind all others of its sink, or those of its lane."""
@@ -398,86 +533,14 @@ class Coordinator:
             return participant.name, "all"
         return participant.name, "regular" if revision.in_order else revision.checkpoint_id
 
-    def park(self, tx: Transaction, key: Key, failed: Failed) -> bool:
-        """Park a revision, unless somebody has finished it meanwhile: then it may be replaced and swept by now."""
-        if tx.hold(key).state is not State.COMMITTING:
-            return False
-        tx.park(key, *parking(failed))
-        return True
-
-    def _promote_sink(self, revision: Revision, participant: Participant, receipt: Json) -> Promotion:
-        """Promote what one sink voted for; an unknown outcome is settled by its marker."""
-        voted = participant.standing
-        if voted is None:
-            return _unvoted(revision, participant)
-        sink, handle = self.sinks[participant.name], {**_decided(revision, voted), "receipt": receipt}
-        promotion = _asked(revision.key, voted, lambda: sink.promote(revision.key, handle, voted.manifest))
-        if promotion.outcome is Outcome.UNKNOWN:
-            promotion = self.find(revision, voted)
-        if promotion.outcome is Outcome.FAILED and voted is not participant and revision.leased:
-            return _unvoted(revision, participant)
-        if promotion.outcome is Outcome.FAILED and promotion.hindrance is None:  # a sink that tells no kinds
-            staged = self.find(revision, voted).outcome is not Outcome.FAILED
-            return replace(promotion, hindrance=Hindrance.REFUSED if staged else Hindrance.LOST)
-        return promotion
-
     def find(self, revision: Revision, participant: Participant) -> Promotion:
         """Say where a decided revision's output stands in one sink; changes nothing."""
-        voted = participant.standing
-        if voted is None:
-            return _unvoted(revision, participant)
-        sink, handle = self.sinks[participant.name], _decided(revision, voted)
-        return _asked(revision.key, voted, lambda: sink.find(revision.key, handle, voted.manifest))
+        return promotion.find(self.sinks, revision, participant)
 
-    def record_promotion(self, key: Key, participant: Participant, promotion: Promotion) -> None:
-        """Add the sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
-
-        def step(tx: Transaction) -> None:
-            held = tx.hold(key)
-            if held.state is State.COMMITTING and participant.name not in tx.committed(key):
-                tx.mark_committed(key, participant.name)
-                self._adopt_promoted(tx, key, participant, promotion)
-                tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
-            hit("promote.inside")
-
-        self.transact(step)
+    def record_promotion(self, key: Key, participant: Participant, found: Promotion) -> None:
+        """Add a sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
+        self.transact(lambda tx: self.steps.record_promotion(tx, key, [(participant, found)]))
         hit("promote.after")
-
-    def _adopt_promoted(self, tx: Transaction, key: Key, promoted: Participant, promotion: Promotion) -> None:
-        """Let the record say what the sink holds: a restage may have replaced what this promoter read (R10)."""
-        attempt, manifest = promotion.attempt, promotion.manifest or promoted.manifest
-        now = next(p for p in tx.participants(key) if p.name == promoted.name)
-        if attempt is not None and (now.attempt, now.manifest.get("digest")) != (attempt, manifest["digest"]):
-            tx.put_participant(key, replace(promoted, attempt=attempt, manifest=manifest, vote=True))
-            tx.note(key, "adopted", f"{promoted.name}: attempt {attempt} is what the sink holds")
-
-    def _mark_committed(self, key: Key) -> None:
-        """Write COMMITTED in one transaction, superseding the older revision first (R14)."""
-        hit("finish.before")
-
-        def step(tx: Transaction) -> None:
-            held = tx.hold(key)
-            if held.state is not State.COMMITTING:
-                return  # somebody finished it, and may have replaced it since: touch nothing
-            older = tx.committed_revision(self.pipeline, key.checkpoint_id)
-            if older is not None:
-                tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {key.revision}")
-            tx.move(
-                key,
-                State.COMMITTED,
-                epoch=held.epoch,
-                why="every sink promoted",
-                parked_reason=None,
-                hindrances=None,
-                lease=None,
-                **(
-                    _totals(tx.participants(key), self.quarantines) if held.epoch > 1 else {}
-                ),  # a restage may have brought other rows
-            )
-            hit("finish.inside")
-
-        self.transact(step)
-        hit("finish.after")
 
     def restage(self, key: Key, why: str, sinks: Collection[str] = ()) -> Revision:
         """Open an attempt for some sinks of a decided revision: those named, or those that lost their staged output."""
@@ -487,31 +550,76 @@ class Coordinator:
         """Say whether an attempt before a restage is promoted after all; then the record names it (R10)."""
         return Restaging(self, attempt.key).is_promoted(attempt, participant, manifest)
 
+    # --- recovery ----------------------------------------------------------------------------------------------------
+
+    def recover(
+        self, *, decided_only: bool = False, aborting: Callable[[Revision], None] = lambda _: None
+    ) -> list[tuple[Revision, Decision]]:
+        """Take every unfinished revision as far as it can go without a person; say what was decided.
+
+        With `decided_only` undecided ones are left to the caller, and leases do not matter: what is decided may be
+        carried out by several at once. `aborting` is told of each that is about to be aborted.
+        """
+        hit("recover.before")
+        check_known(self)
+        unfinished = self.transact(lambda tx: tx.unfinished(self.pipeline))
+        return self._recover(unfinished, decided_only=decided_only, aborting=aborting)
+
+    def _recover(
+        self,
+        unfinished: Sequence[Revision],
+        *,
+        decided_only: bool,
+        aborting: Callable[[Revision], None] = lambda _: None,
+    ) -> list[tuple[Revision, Decision]]:
+        decisions: list[tuple[Revision, Decision]] = []
+        for found in unfinished:
+            if decided_only and found.state in UNDECIDED:
+                continue
+            revision = dataclasses.replace(found, lease_left=None) if decided_only else found
+            ended = self.run_ended(revision.run) if revision.state in UNDECIDED else None
+            decision = recovery.decide(revision, run_ended=ended)
+            if isinstance(decision, RollBack):
+                aborting(revision)
+            decisions.append((revision, self._execute(revision, decision)))
+        self.settle()
+        return decisions
+
+    def _execute(self, revision: Revision, decision: Decision) -> Decision:
+        """Act on a decision; what others did meanwhile, or a sink that is down or full, changes it to Leave."""
+        try:
+            match decision:
+                case RollForward():
+                    self.finish(revision.key)
+                case RollBack() if revision.state is State.ABORTING:
+                    self.finish_abort(revision)
+                case RollBack(why):
+                    self.abort(revision, f"recovery: {why}", unleased=True)
+                case Leave() | Park():
+                    pass
+        except Parked as error:
+            decision = self._parked(revision, error)
+        except (Fenced, PromotionPending) as error:
+            decision = Leave(str(error))
+        except SinkUnavailable as error:
+            decision = Leave(str(error), failed=True)
+        recovery.tell(revision, decision)
+        return decision
+
+    def _parked(self, revision: Revision, error: Parked) -> Decision:
+        """Say that it is parked: now, or still; or that another one is which comes before it."""
+        reason = self.transact(lambda tx: tx.revision(revision.key)).parked_reason
+        if reason is None:
+            return Leave(str(error))
+        return Leave(f"it is parked: {reason}") if reason == revision.parked_reason else Park(reason)
+
     # --- abort -------------------------------------------------------------------------------------------------------
 
     def abort(self, revision: Revision, why: str, *, unleased: bool = False) -> Revision:
         """End a revision before its commit point and discard what it staged; after the commit point change nothing."""
         hit("abort.before")
         check_known(self)
-
-        def step(tx: Transaction) -> Revision:
-            held = tx.hold(revision.key)
-            if held.state in UNDECIDED and held.run != revision.run:  # another run took it over (R15)
-                raise Fenced(_fenced("abort", revision, held))
-            if held.state in UNDECIDED or held.epoch != revision.epoch:
-                tx.move(
-                    revision.key,
-                    State.ABORTING,
-                    epoch=revision.epoch,
-                    why=why,
-                    unleased=unleased,
-                    error=_cause(tx, held, why)[:1000],
-                    lease=self.lease,
-                )
-                hit("abort.inside")
-            return tx.revision(revision.key)
-
-        current = self.transact(step)
+        current = self.transact(lambda tx: self.steps.abort(tx, revision, why, unleased=unleased))
         hit("abort.after")
         return self.finish_abort(current) if current.state is State.ABORTING else current
 
@@ -520,7 +628,7 @@ class Coordinator:
         key = revision.key
         problems: list[str] = []
         for participant in self.transact(lambda tx: tx.participants(key)):
-            if participant.kind == "sink" and participant.name in self.sinks:
+            if participant.stages and participant.name in self.sinks:
                 with alone(f"sink {participant.name!r}", problems):
                     self.sinks[participant.name].discard(key, participant.handle)
         if problems:
@@ -533,17 +641,7 @@ class Coordinator:
 
     def release(self, checkpoint_id: int, why: str) -> None:
         """Free the input of an aborted checkpoint, so that a later one may take it; its number is not used again."""
-
-        def step(tx: Transaction) -> None:
-            tx.lock(self.pipeline)
-            if not tx.release(self.pipeline, checkpoint_id, why):
-                msg = (
-                    f"checkpoint {self.pipeline}/{checkpoint_id}: only one whose revisions are all aborted can be"
-                    " released; abort it first"
-                )
-                raise IllegalTransition(msg)
-
-        self.transact(step)
+        self.transact(lambda tx: self.steps.release(tx, checkpoint_id, why))
 
     # --- after the commit --------------------------------------------------------------------------------------------
 
@@ -587,69 +685,9 @@ class Coordinator:
         raise AssertionError  # the last pause is None: it returned or raised
 
 
-def hindered(promotion: Promotion) -> tuple[str, Hindrance]:
-    """Return why a sink cannot promote; what has no kind was said by `find`, which knows of lost output alone."""
-    return promotion.reason or "no reason given", promotion.hindrance or Hindrance.LOST
-
-
-def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
-    """Return what the record keeps of a parked revision: its reason in words, and the kind for each sink."""
-    reason = "; ".join(f"{sink}: {why}" for sink, (why, _) in failed.items())
-    return reason, {sink: kind for sink, (_, kind) in failed.items()}
-
-
-def _asked(key: Key, participant: Participant, question: Callable[[], Promotion]) -> Promotion:
-    """Ask a sink, which may be anybody's: one that fails in any way cannot tell now, and holds up only itself."""
-    which, problems = f"checkpoint {key}: sink {participant.name!r}", list[str]()
-    with alone(which, problems):
-        return question()
-    return Promotion(Outcome.RETRY_LATER, problems[0].removeprefix(f"{which}: "))  # who tells it names the sink
-
-
-def _unvoted(revision: Revision, participant: Participant) -> Promotion:
-    """Say where a restage stands that has not come to its vote: under way, or ended before it."""
-    if revision.leased:
-        return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is being restaged")
-    reason = f"attempt {participant.attempt} was never voted for: its restage ended before"
-    return Promotion(Outcome.FAILED, reason, Hindrance.LOST)
-
-
-def _cause(tx: Transaction, ended: Revision, why: str) -> str:
-    """Say why a revision ends: first what failed, or who voted no, then how that came to end it."""
-    known = ended.error
-    if known is None:
-        refused = [p for p in tx.participants(ended.key) if p.vote is False]
-        known = "; ".join(f"{p.name}: {p.reason or 'voted no'}" for p in refused)
-    return f"{known}; {why}" if known and known not in why else why
-
-
-def _decided(revision: Revision, participant: Participant) -> Json:
-    """Return the handle of a decided output: it also says when in its pipeline's order that was decided."""
-    began = revision.created_at.isoformat() if revision.created_at else None
-    return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}
-
-
-def _totals(participants: Sequence[Participant], quarantines: Collection[str]) -> dict[str, Any]:
-    """Return what the record says of a revision as a whole; what was set aside is no output.
-
-    Each write holds the same rows; only a job of one's own, or a restage, may give one more than another.
-    """
-    manifests = [p.manifest for p in participants if p.kind == "sink" and p.name not in quarantines]
-    rows = max((int(manifest.get("rows", 0)) for manifest in manifests), default=0)
-    return {"rows": rows, "bytes": sum(int(manifest.get("bytes", 0)) for manifest in manifests)}
-
-
 def _unsettled(pipeline: str, source: str, tx: Transaction) -> list[tuple[int, list[InputFile]]]:
     return tx.unsettled(pipeline, source)
 
 
 def _settle(pipeline: str, source: str, checkpoint_id: int, tx: Transaction) -> None:
     tx.settle(pipeline, source, checkpoint_id)
-
-
-def _fenced(what: str, mine: Revision, found: Revision) -> str:
-    """Say why a process has to stop."""
-    return (
-        f"checkpoint {mine.key}: {what} for epoch {mine.epoch} refused,"
-        f" found {found.state.lower()} at epoch {found.epoch}; nothing was changed"
-    )

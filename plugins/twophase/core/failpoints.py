@@ -18,7 +18,7 @@ FAILPOINTS: dict[str, str] = {
     "adopt.before": "a folder that was there bears the marker of revision 0, which is not recorded",
     "adopt.after": "revision 0 recorded, nothing staged",
     "begin.after": "input fixed, no attempt",
-    "attempt.before": "input fixed, epoch not bumped",
+    "attempt.before": "input fixed, epoch not bumped; with a new revision: neither committed to the database yet",
     "attempt.after": "attempt open, nothing staged",
     "attempt.known": "attempt open, the checksums of its input recorded, nothing staged",
     "submit.before": "attempt open, plan not written",

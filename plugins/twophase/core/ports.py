@@ -5,7 +5,7 @@ The coordinator holds the rules; a record only keeps rows and moves them conditi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -71,7 +71,7 @@ class Sink(Protocol):
     def objection(self, *, latest: bool) -> str | None:
         """Say why a committed checkpoint cannot be run again here; None: it can.
 
-        `latest`: nothing that stays as it is came after it.
+        `latest`: no later checkpoint would keep output that was computed from what is replaced.
         """
         ...
 
@@ -118,6 +118,20 @@ class Sink(Protocol):
         ...
 
 
+#: A position that moves: source, partition, start, end.
+Move = tuple[str, str, int, int]
+
+
+def moves_of(ranges: Mapping[str, Mapping[str, tuple[int, int]]]) -> list[Move]:
+    """Return how positions move over fixed ranges: source → partition → [start, end)."""
+    return [
+        (source, partition, start, end)
+        for source, partitions in ranges.items()
+        for partition, (start, end) in partitions.items()
+        if start != end
+    ]
+
+
 class Progress(Protocol):
     """What a source may ask the record while it fixes an input, inside begin's transaction."""
 
@@ -162,12 +176,34 @@ class Committed(NamedTuple):
     upstream: Json
 
 
+class Opened(NamedTuple):
+    """An open attempt, and all that it takes to stage it."""
+
+    revision: Revision
+    #: Those that stage output, each with its place.
+    participants: Sequence[Participant]
+    inputs: Mapping[str, Input]
+    #: Of each sink, the columns of what was last decided there; None: nothing was.
+    schemas: Mapping[str, list[list[str]] | None]
+
+
 class Look(NamedTuple):
     """What is told to a pipeline's sources before they look for input."""
 
     #: The time on the record's own clock.
     at: datetime
     known: Mapping[str, Known]
+
+
+class Outlook(NamedTuple):
+    """What a run looks at before it begins."""
+
+    look: Look
+    reach: Reach
+    #: What still has to go somewhere, the decided first, by commit_seq.
+    unfinished: Sequence[Revision]
+    #: What stands for the slot's checkpoint, or the last one.
+    newest: Revision | None
 
 
 class Source(Protocol):
@@ -210,8 +246,21 @@ class Transaction(Protocol):
     A method that names an epoch acts only while the revision is at that epoch and raises Fenced otherwise.
     """
 
-    def lock(self, pipeline: str) -> None:
-        """Hold the pipeline's row until the end: one begin or commit point at a time."""
+    def lock(self, pipeline: str) -> Reach:
+        """Hold the pipeline's row until the end: one begin or commit point at a time; return how far it has come."""
+        ...
+
+    def register(
+        self, pipeline: str, declaration: Json, outputs: Mapping[str, str], changes: Callable[[Json, bool], list[str]]
+    ) -> None:
+        """Put a pipeline's declaration and the locations of its outputs in the record.
+
+        `changes(old, pending)` says in words what of it cannot follow what was there.
+        """
+        ...
+
+    def link(self, pipeline: str, dag_id: str) -> None:
+        """Say that a DAG runs a pipeline."""
         ...
 
     def begun(self, pipeline: str, slot: str | None) -> None:
@@ -224,6 +273,10 @@ class Transaction(Protocol):
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
         """Return the revision that stands for the slot's checkpoint, or the last one; None: nothing to go on with."""
+        ...
+
+    def outlook(self, pipeline: str, slot: str | None) -> Outlook:
+        """Return what a run looks at before it begins."""
         ...
 
     def revision(self, key: Key) -> Revision:
@@ -360,11 +413,15 @@ class Transaction(Protocol):
         """Put this one in the place of the one with its name."""
         ...
 
+    def put_votes(self, key: Key, votes: Sequence[Participant], *, epoch: int) -> None:
+        """Put these in the place of those with their names, and tell of each in the events."""
+        ...
+
     def committed(self, key: Key) -> set[str]:
         """Return the names of the sinks whose rows are in `committed`."""
         ...
 
-    def receipt(self, key: Key) -> Json:
+    def receipt(self, revision: Revision, participants: Sequence[Participant]) -> Json:
         """Return all that the record knows of a decided revision, for its sinks to keep."""
         ...
 
@@ -380,12 +437,24 @@ class Transaction(Protocol):
         """Say at the pipeline that a sink holds what the record lacks; None: that is over."""
         ...
 
-    def mark_committed(self, key: Key, sink: str) -> None:
-        """Add a sink's row to `committed`; a second time changes nothing."""
+    def mark_committed(self, key: Key, sink: str) -> bool:
+        """Add a sink's row to `committed`; False: it is there already."""
         ...
 
     def take_commit_seq(self, pipeline: str) -> int:
         """Take the next commit_seq from the locked pipeline row (R12)."""
+        ...
+
+    def inputs(self, key: Key) -> Mapping[str, Input]:
+        """Return the fixed input of a revision, per source."""
+        ...
+
+    def last_schemas(self, pipeline: str, sinks: Sequence[str]) -> Mapping[str, list[list[str]] | None]:
+        """Return the columns of what was last decided in each sink; None: nothing was."""
+        ...
+
+    def rows_before(self, key: Key, slot: str | None, sink: str) -> int | None:
+        """Return the rows that a revision's are held against: those of what it replaces, or of the commit before."""
         ...
 
     def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
@@ -412,8 +481,8 @@ class Transaction(Protocol):
         """Return the decided offset per partition."""
         ...
 
-    def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
-        """Move a position from start to end, if it is at start (R4)."""
+    def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
+        """Move each position from start to end, if it is at start (R4); return those that are not."""
         ...
 
     def look(self, pipeline: str) -> Look:

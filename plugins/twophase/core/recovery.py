@@ -1,23 +1,15 @@
-"""Finish what a crash left, from the record alone.
-
-`decide` says what to do with one revision and does nothing; `recover` looks, asks `decide`, and acts.
-"""
+"""What becomes of a revision that a crash left: the coordinator asks `decide`, and acts on the answer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twophase.core.errors import Fenced, Parked, PromotionPending, SinkUnavailable
-from twophase.core.failpoints import hit
-from twophase.core.forgotten import check_known
-from twophase.core.states import UNDECIDED, State
+from twophase.core.states import State
 
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Revision
-    from twophase.core.coordinator import Coordinator
 
 log = logging.getLogger("twophase")
 
@@ -71,63 +63,8 @@ def decide(revision: Revision, *, run_ended: str | bool | None = None) -> Decisi
             return Leave(f"it waits for run {revision.run}")
 
 
-def recover(
-    coordinator: Coordinator, *, decided_only: bool = False, aborting: Callable[[Revision], None] = lambda _: None
-) -> list[tuple[Revision, Decision]]:
-    """Take every unfinished revision of the pipeline as far as it can go without a person; say what was decided.
-
-    With `decided_only` undecided ones are left to the caller, and leases do not matter: what is decided may be carried
-    out by several at once. `aborting` is told of each that is about to be aborted.
-    """
-    hit("recover.before")
-    check_known(coordinator)
-    decisions: list[tuple[Revision, Decision]] = []
-    for found in coordinator.transact(lambda tx: tx.unfinished(coordinator.pipeline)):
-        revision = found
-        if decided_only:
-            if found.state in UNDECIDED:
-                continue
-            revision = replace(found, lease_left=None)
-        ended = coordinator.run_ended(revision.run) if revision.state in UNDECIDED else None
-        decision = decide(revision, run_ended=ended)
-        if isinstance(decision, RollBack):
-            aborting(revision)
-        decisions.append((revision, _execute(coordinator, revision, decision)))
-    coordinator.settle()
-    return decisions
-
-
-def _execute(coordinator: Coordinator, revision: Revision, decision: Decision) -> Decision:
-    """Act on a decision; what others did meanwhile, or a sink that is down or full, changes it to Leave."""
-    try:
-        match decision:
-            case RollForward():
-                coordinator.finish(revision.key)
-            case RollBack() if revision.state is State.ABORTING:
-                coordinator.finish_abort(revision)
-            case RollBack(why):
-                coordinator.abort(revision, f"recovery: {why}", unleased=True)
-            case Leave() | Park():
-                pass
-    except Parked as error:
-        decision = _parked(coordinator, revision, error)
-    except (Fenced, PromotionPending) as error:
-        decision = Leave(str(error))
-    except SinkUnavailable as error:
-        decision = Leave(str(error), failed=True)
-    _tell(revision, decision)
-    return decision
-
-
-def _parked(coordinator: Coordinator, revision: Revision, error: Parked) -> Decision:
-    """Say that it is parked: now, or still; or that another one is which comes before it."""
-    reason = coordinator.transact(lambda tx: tx.revision(revision.key)).parked_reason
-    if reason is None:
-        return Leave(str(error))
-    return Leave(f"it is parked: {reason}") if reason == revision.parked_reason else Park(reason)
-
-
-def _tell(revision: Revision, decision: Decision) -> None:
+def tell(revision: Revision, decision: Decision) -> None:
+    """Log what became of a revision that an earlier run left."""
     match decision:
         case RollForward():
             log.info("%s: left by an earlier run after its commit point, promoted", revision.key)

@@ -50,7 +50,7 @@ class Restaging:
             held = tx.hold(self.key)
             self._check_state(held)
             epoch = held.epoch + 1
-            places = self.coordinator.places(tx, self.key, epoch, token)
+            places = self.coordinator.steps.places(tx, held, epoch, token)
             again = [
                 Participant(p.name, "sink", epoch, handle=_place_again(places[p.name], p))
                 for p in tx.participants(self.key)
@@ -76,7 +76,7 @@ class Restaging:
         self._check_state(decided)
         done = self.coordinator.transact(lambda tx: tx.committed(self.key))
         everybody = self.coordinator.transact(lambda tx: tx.participants(self.key))
-        sinks = {p.name: p for p in everybody if p.kind == "sink"}
+        sinks = {p.name: p for p in everybody if p.stages}
         if unknown := sorted(set(named) - sinks.keys()):
             msg = f"checkpoint {self.key}: it has no sink {unknown[0]!r}; expected one of {', '.join(sorted(sinks))}"
             raise ConfigError(msg)

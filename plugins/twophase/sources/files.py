@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from twophase.storage.disk import identity
 from twophase.storage.listing import unreadable
 
 AFTER_COMMIT = ("keep", "archive", "delete")
+
+#: The order in which files are taken.
+_AGE = attrgetter("mtime_ns", "path")
 
 
 class Files(FixedFiles):
@@ -122,12 +127,17 @@ class Files(FixedFiles):
                 raise ConfigError(msg)
 
     def discover(self, slot: str | None = None, known: Known | None = None) -> Found:  # noqa: ARG002 - takes what has landed
-        """Look at the finished files; those that are known, and as they were, need not be asked about."""
+        """Look at the finished files; those that are known, and as they were, need not be asked about.
+
+        The checksums of those that one checkpoint would take are taken here, where nothing is locked.
+        """
         try:
-            return new_files.look(str(self.folder), self.who, known)
+            found = new_files.look(str(self.folder), self.who, known)
         except FileNotFoundError:
             self.prepare()
             return Found([])
+        first = self._limited(sorted(found.files, key=_AGE))
+        return replace(found, sums={file[:3]: file.xxh3 for file in self.summed(Input(files=tuple(first)))})
 
     def fix(self, found: Found, progress: Progress) -> Input:
         """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone.
@@ -136,10 +146,10 @@ class Files(FixedFiles):
         the commit there are never many, and nothing is remembered of them.
         """
         new = progress.new_files(found.files)
-        taken = self._limited(sorted(new, key=lambda file: (file.mtime_ns, file.path)))
+        taken = self._limited(sorted(new, key=_AGE))
         if not self.settles and (known := found.after(set(new) - set(taken))) != found.known:
             progress.remember(found.known, known)
-        return Input(files=tuple(taken))
+        return Input(files=tuple(file._replace(xxh3=found.sums.get(file[:3])) for file in taken))
 
     def _limited(self, new: list[InputFile]) -> list[InputFile]:
         """Return as many of the new files as one checkpoint takes."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from twophase.core.checkpoint import InputFile, Known
@@ -32,6 +32,8 @@ class Found:
     known: Known | None = None
     #: The buckets all of whose files are here.
     buckets: frozenset[int] = frozenset(range(BUCKETS))
+    #: The checksums of the bytes of some: path, size and time → checksum.
+    sums: Mapping[tuple[str, int, int], str | None] = field(default_factory=dict)
 
     def after(self, left: Iterable[InputFile]) -> Known:
         """Return what is known once all of these have an owner but those that are left for later."""

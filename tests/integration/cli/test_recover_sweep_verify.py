@@ -18,7 +18,8 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import Run
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
-from twophase.runner import Runner, coordinator, enter
+from twophase.runner import Runner
+from twophase.wiring import coordinator, enter
 
 
 @pytest.fixture

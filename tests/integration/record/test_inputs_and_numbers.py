@@ -102,18 +102,22 @@ def test_files_are_unsettled_from_committed_until_settled(record: PostgresRecord
 def test_a_position_moves_only_from_where_it_is(record: PostgresRecord, pipeline: str) -> None:
     with record.transaction() as tx:
         moved = [
-            tx.advance(pipeline, "topic", "0", 5, 9),  # the first range of a partition is its first position
-            tx.advance(pipeline, "topic", "0", 5, 9),
-            tx.advance(pipeline, "topic", "0", 8, 12),
-            tx.advance(pipeline, "topic", "0", 9, 12),
-            tx.advance(pipeline, "topic", "1", 0, 3),
+            not tx.advance(pipeline, [("topic", "0", 5, 9)]),  # the first range of a partition is its first position
+            not tx.advance(pipeline, [("topic", "0", 5, 9)]),
+            not tx.advance(pipeline, [("topic", "0", 8, 12)]),
+            not tx.advance(pipeline, [("topic", "0", 9, 12)]),
+            not tx.advance(pipeline, [("topic", "1", 0, 3)]),
         ]
         found = tx.position(pipeline, "topic")
 
     assert moved == [True, False, False, True, True]
     assert found == {"0": 12, "1": 3}
     with record.transaction() as tx:
-        assert tx.position(pipeline, "other") == {}
+        moves = [("topic", "0", 12, 20), ("topic", "1", 2, 9), ("topic", "2", 7, 8), ("other", "0", 1, 2)]
+        assert tx.advance(pipeline, moves) == [moves[1]]
+        assert tx.position(pipeline, "topic") == {"0": 20, "1": 3, "2": 8}
+    with record.transaction() as tx:
+        assert tx.position(pipeline, "other") == {"0": 2}
 
 
 def test_of_many_that_advance_from_one_position_one_does(record: PostgresRecord, pipeline: str) -> None:
@@ -122,7 +126,7 @@ def test_of_many_that_advance_from_one_position_one_does(record: PostgresRecord,
     def advance(number: int) -> bool:
         start.wait()
         with record.transaction() as tx:
-            return tx.advance(pipeline, "topic", "0", 0, number + 1)
+            return not tx.advance(pipeline, [("topic", "0", 0, number + 1)])
 
     with ThreadPoolExecutor(6) as pool:
         moved = list(pool.map(advance, range(6)))

@@ -12,9 +12,9 @@ from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import IllegalTransition, Parked
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Promotion
-from twophase.core.recovery import recover
 from twophase.core.states import State
-from twophase.maintenance import sweep, verify
+from twophase.sweep import sweep
+from twophase.verification import verify
 
 # --- R9: decided is final ---------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def test_r9_what_is_parked_cannot_be_aborted(bench: Bench) -> None:
     """Recovery has promoted the other sink: the one that lost its output holds up itself alone."""
     revision = bench.committing()
     bench.lose(revision.key, "lake")
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
 
     after = bench.coordinator.abort(revision, "by a person")
 
@@ -55,10 +55,10 @@ def test_r9_what_is_parked_cannot_be_aborted(bench: Bench) -> None:
 def test_r9_an_output_that_comes_back_is_promoted_and_the_flag_is_gone(bench: Bench) -> None:
     revision = bench.committing()
     lost = bench.lose(revision.key, "lake")
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
     lost.rename(bench.staged(revision.key, "lake"))
 
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
 
     done = bench.read(revision.key)
     assert (done.state, done.parked_reason) == (State.COMMITTED, None)
@@ -70,7 +70,7 @@ def test_r9_the_marker_is_read_again_before_parking(bench: Bench) -> None:
     for name, participant in bench.participants(revision.key).items():
         bench.pipeline.writes[name].promote(revision.key, participant.handle, participant.manifest)
 
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
 
     assert bench.read(revision.key).state is State.COMMITTED
     assert "parked" not in bench.events(revision.key)
@@ -100,7 +100,7 @@ def test_r9_recovery_leaves_alone_what_is_being_restaged(bench: Bench) -> None:
     bench.lose(revision.key, "lake")
     restaged = bench.coordinator.restage(revision.key, "lost")
 
-    recover(bench.process(), decided_only=True)
+    bench.process().recover(decided_only=True)
 
     assert bench.read(revision.key).state is State.COMMITTING
     assert bench.coordinator.finish(bench.stage(restaged).key).state is State.COMMITTED
@@ -121,7 +121,7 @@ def test_r9_a_table_that_lost_everything_beside_it_is_parked(bench: Bench) -> No
     revision = bench.committing()
     shutil.rmtree(f"{bench.lake.location()}.twophase")
 
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
 
     assert bench.read(revision.key).parked_reason is not None
 

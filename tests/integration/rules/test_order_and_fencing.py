@@ -14,7 +14,6 @@ from twophase.core import failpoints
 from twophase.core.checkpoint import InputFile, Key, Revision, Run
 from twophase.core.errors import Busy, Fenced, ManifestMismatch, PromotionPending, TooManyPending
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import recover
 from twophase.core.states import State
 from twophase.sinks.files.sink import Files
 
@@ -75,7 +74,7 @@ def test_r13_recovery_keeps_the_order_too(bench: Bench) -> None:
     for _ in range(2):
         bench.committing()
 
-    recover(bench.process(), decided_only=True)
+    bench.process().recover(decided_only=True)
 
     assert [bench.read(bench.key(number, 1)).state for number in (1, 2)] == [State.COMMITTING] * 2
     assert words() == []
@@ -134,7 +133,7 @@ def test_r14_a_late_finisher_finds_it_done_and_touches_nothing(bench: Bench) -> 
     bench.coordinator.commit(replacement)
     before = (bench.events(first.key), bench.events(replacement.key))
 
-    bench.coordinator._mark_committed(first.key)
+    bench.coordinator._record_all(first.key, [])
     late = bench.coordinator.finish(first.key)
 
     assert late.state is State.SUPERSEDED
@@ -231,7 +230,7 @@ def test_r16_another_run_leaves_alone_what_waits_for_its_own(bench: Bench, ended
 
     with pytest.raises(Busy, match="it waits for run dag/run_1, which has not ended") as busy:
         bench.process().begin(OTHER)
-    recover(bench.process())
+    bench.process().recover()
 
     after = bench.read(revision.key)
     assert busy.value.lease_left is None
@@ -244,7 +243,7 @@ def test_r16_a_lease_is_respected_even_when_its_run_has_ended(bench: Bench) -> N
 
     with pytest.raises(Busy, match="run dag/run_1 works on it") as busy:
         bench.process().begin(OTHER)
-    recover(bench.process())
+    bench.process().recover()
 
     assert 0 < (busy.value.lease_left or 0) <= 60
     assert bench.read(revision.key).state is State.OPEN
@@ -276,7 +275,7 @@ def test_r16_recovery_aborts_it_once_its_run_has_ended(bench: Bench) -> None:
     bench.expire(revision)
     bench.ended[ME] = True
 
-    recover(bench.process())
+    bench.process().recover()
 
     assert bench.read(revision.key).state is State.ABORTED
     assert not list(Path(f"{bench.lake.location()}.twophase/staging").iterdir())

@@ -10,7 +10,6 @@ from support.pipelines.replacement_bench import Bench, durable, words
 from twophase.core import failpoints
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome
-from twophase.core.recovery import recover
 from twophase.core.states import State
 from twophase.sinks.files.sink import Files
 from twophase.storage import disk
@@ -35,7 +34,7 @@ def test_r1_what_a_killed_promoter_left_is_found_by_its_marker(bench: Bench, poi
         bench.coordinator.finish(replacement.key)
     failpoints.configure("")
 
-    recover(bench.process(), decided_only=True)
+    bench.process().recover(decided_only=True)
 
     assert bench.read(replacement.key).state is State.COMMITTED
     assert words() == [(1, "r2a1")]
@@ -184,7 +183,7 @@ def test_r3_a_promoter_killed_in_the_gap_is_finished_and_the_old_revision_can_be
     gap = words()
     old = renaming.lake.files(renaming.output(first.key))
 
-    recover(renaming.process(), decided_only=True)
+    renaming.process().recover(decided_only=True)
 
     assert gap == []
     assert all(Path(path).parent.name == "00000001.r1" for path in old)

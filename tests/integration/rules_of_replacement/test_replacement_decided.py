@@ -11,12 +11,11 @@ from support.pipelines.replacement_bench import Bench, Killed, words
 from twophase.core import failpoints
 from twophase.core.errors import Parked
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import recover
 from twophase.core.states import State
-from twophase.maintenance import sweep
 from twophase.sinks.base import Attempt
 from twophase.sinks.files.sink import Files
 from twophase.storage import disk
+from twophase.sweep import sweep
 
 # --- R9: decided is final ---------------------------------------------------------------------------------------------
 
@@ -49,7 +48,7 @@ def test_r9_what_stands_can_be_read_while_its_replacement_is_parked(bench: Bench
     first = bench.committed()
     replacement = bench.replacing()
     bench.lose(replacement.key)
-    recover(bench.process(), decided_only=True)
+    bench.process().recover(decided_only=True)
     with pytest.raises(Parked):
         bench.coordinator.finish(replacement.key)
 
@@ -79,10 +78,10 @@ def test_r9_staged_output_of_a_replacement_that_comes_back_is_promoted(bench: Be
     bench.committed()
     replacement = bench.replacing()
     lost = bench.lose(replacement.key)
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
     lost.rename(bench.staged(replacement.key))
 
-    recover(bench.coordinator, decided_only=True)
+    bench.coordinator.recover(decided_only=True)
 
     assert (bench.read(replacement.key).state, bench.read(replacement.key).parked_reason) == (State.COMMITTED, None)
     assert words() == [(1, "r2a1")]

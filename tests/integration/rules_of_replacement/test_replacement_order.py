@@ -14,7 +14,6 @@ from twophase.committer import queries
 from twophase.core import failpoints
 from twophase.core.errors import Fenced, PromotionPending
 from twophase.core.failpoints import FailpointError
-from twophase.core.recovery import recover
 from twophase.core.states import State
 
 # --- R12: commit_seq is taken in the decision itself ------------------------------------------------------------------
@@ -104,7 +103,7 @@ def test_r13_recovery_promotes_every_lane_though_one_is_held_up(bench: Bench) ->
     bench.lake.down = {(1, 2)}
     keys = [bench.replacing(number).key for number in (1, 2)]
 
-    recover(bench.process(), decided_only=True)
+    bench.process().recover(decided_only=True)
 
     assert [bench.read(key).state for key in keys] == [State.COMMITTING, State.COMMITTED]
 
@@ -122,7 +121,7 @@ def test_r14_superseding_and_committing_happen_together_or_not_at_all(bench: Ben
     between = [bench.read(key).state for key in (first.key, replacement.key)]
     shown = words()
 
-    recover(bench.process(), decided_only=True)
+    bench.process().recover(decided_only=True)
 
     assert between == [State.COMMITTED, State.COMMITTING]
     assert shown == [(1, "r2a1")]
@@ -136,7 +135,7 @@ def test_r14_a_late_finisher_of_a_replacement_finds_it_done_and_touches_nothing(
     third = bench.replaced()
     before = [bench.events(key) for key in (replacement.key, third.key)]
 
-    bench.coordinator._mark_committed(replacement.key)
+    bench.coordinator._record_all(replacement.key, [])
     late = bench.coordinator.finish(replacement.key)
 
     assert late.state is State.SUPERSEDED

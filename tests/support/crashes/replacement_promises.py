@@ -19,8 +19,8 @@ from twophase.core.checkpoint import Key
 from twophase.core.errors import Swept
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, State
-from twophase.maintenance import verify
 from twophase.sinks.staged_files.layout import TOMBSTONE
+from twophase.verification import verify
 
 #: Each record, and which revision it says it is from.
 Contents = Counter[tuple[str, str]]

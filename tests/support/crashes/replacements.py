@@ -26,14 +26,13 @@ from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
 from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import FailpointError, configure
-from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import data_path
 from twophase.local.record_access import open_record
-from twophase.maintenance import load
-from twophase.maintenance import sweep as sweep_all
-from twophase.runner import Runner, coordinator
+from twophase.runner import Runner
 from twophase.spark.plan import Plan
 from twophase.storage import disk
+from twophase.sweep import sweep as sweep_all
+from twophase.wiring import coordinator, load
 
 #: Rows of a checkpoint, and lines of it that are none.
 ROWS, BAD = 12, 2
@@ -210,7 +209,7 @@ def recover() -> None:
     """Finish what a crash left in any pipeline, from the record alone."""
     record = open_record()
     for declared in known(record):
-        recover_all(coordinator(record, declared))
+        coordinator(record, declared).recover()
     record.engine.dispose()
 
 

@@ -24,15 +24,15 @@ from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import AttemptFailed, Fenced
 from twophase.core.failpoints import FAILPOINTS
-from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import data_path
 from twophase.core.states import ENDED, ENTERED_FROM, State
 from twophase.local.record_access import open_record
-from twophase.maintenance import sweep as sweep_all
-from twophase.maintenance import verify
 from twophase.pipeline import Pipeline
-from twophase.runner import Runner, coordinator, stager_for
+from twophase.runner import Runner, script, stager_for
 from twophase.spark.plan import Plan
+from twophase.sweep import sweep as sweep_all
+from twophase.verification import verify
+from twophase.wiring import coordinator
 
 TABLES = ("lake/words", "lake/copy")
 WRITES = ("lake", "copy")
@@ -78,6 +78,16 @@ def run() -> None:
         runner.run()
 
 
+def run_in_tasks() -> None:
+    """Take one checkpoint through in the transactions of two tasks: each step in its own."""
+    with Runner(pipeline(), PreStaged()) as runner:
+        taken = runner.coordinator.begin(script())
+        if taken is not None:
+            attempt = runner.coordinator.attempt(taken)
+            runner._stage_and_vote(attempt)
+            runner.coordinator.commit(attempt)
+
+
 def drain() -> None:
     """Take checkpoints through until there is no new input."""
     with Runner(pipeline(), PreStaged()) as runner:
@@ -115,7 +125,7 @@ def fail() -> None:
 def recover() -> None:
     """Finish what a crash left, from the record alone."""
     record = open_record()
-    recover_all(coordinator(record, pipeline()))
+    coordinator(record, pipeline()).recover()
 
 
 def restage() -> None:
@@ -218,16 +228,16 @@ def run_losing_a_commit(how: str, nth: int, function: Callable[[], None]) -> Non
 
 
 def run_killing_the_database(nth: int, pid: int) -> None:
-    """Take one checkpoint through, and kill the database at the nth moment from its commit on.
+    """Take one checkpoint through, and kill the database at the nth moment from its begin on.
 
     A moment is right before or after a statement or a COMMIT. Each says what it was.
     """
     count = 0
-    committing = threading.Event()
+    begun = threading.Event()
 
     def moment(what: str) -> None:
         nonlocal count
-        if threading.current_thread() is not threading.main_thread() or not committing.is_set():
+        if threading.current_thread() is not threading.main_thread() or not begun.is_set():
             return
         count += 1
         os.write(2, f"moment {count}: {_whose()} {what}\n".encode())
@@ -239,19 +249,13 @@ def run_killing_the_database(nth: int, pid: int) -> None:
     event.listen(Engine, "commit", lambda *_: moment("before COMMIT"))
     event.listen(Pool, "checkin", lambda *_: moment("after COMMIT"))
     with Runner(pipeline(), PreStaged()) as runner:
-        commit = runner.coordinator.commit
-
-        def counted_commit(revision: Revision, why: str = "the commit point") -> Revision:
-            committing.set()
-            return commit(revision, why)
-
-        runner.coordinator.commit = counted_commit  # type: ignore[method-assign]
+        begun.set()
         runner.run()
-        committing.clear()
+        begun.clear()
 
 
 #: The modules whose functions are the steps of a run.
-STEPS = {f"twophase.{module}" for module in ("core.coordinator", "core.recovery", "running", "staging")}
+STEPS = {f"twophase.{module}" for module in ("core.coordinator", "runner", "attempt")}
 
 
 def _whose() -> str:
@@ -357,7 +361,7 @@ def looking(record: PostgresRecord) -> Connection:
 def check_end(record: PostgresRecord, expected: Sequence[Row]) -> None:
     """Recover twice and sweep; then everything is there, once, and the record, the tables and the story agree."""
     for _ in range(2):
-        recover_all(coordinator(record, pipeline()))
+        coordinator(record, pipeline()).recover()
         with looking(record) as connection:
             check_never_wrong(expected, connection)
     list(sweep_all(record, pipeline()))

@@ -19,18 +19,18 @@ from support.sinks.log_tables import DeltaFormat, IcebergFormat
 from support.sinks.senders import kept
 from twophase import Pipeline, ownership, sinks, sources
 from twophase.core.errors import AttemptFailed
-from twophase.core.recovery import recover as recover_all
 from twophase.core.settings import home
 from twophase.core.states import State
 from twophase.local.record_access import open_record
-from twophase.maintenance import sweep as sweep_all
 from twophase.reconciliation import reconcile as reconcile_all
-from twophase.runner import Runner, coordinator
+from twophase.runner import Runner
 from twophase.sinks.base import Sink
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.write_ahead import delivery
 from twophase.spark.plan import Plan
 from twophase.storage import database
+from twophase.sweep import sweep as sweep_all
+from twophase.wiring import coordinator
 
 # The fork server imports this module once for all processes: what sinks import only when they need it is imported here.
 for needed in (
@@ -247,7 +247,7 @@ def hand_over(kind: str, to: str) -> None:
 
 def recover(kinds: str) -> None:
     """Finish what a crash left."""
-    recover_all(coordinator(open_record(), pipeline(kinds)))
+    coordinator(open_record(), pipeline(kinds)).recover()
 
 
 def sweep(kinds: str) -> None:

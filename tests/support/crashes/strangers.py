@@ -31,7 +31,6 @@ from support.sinks.log_tables import opened, table
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, ManifestMismatch, Parked
 from twophase.core.hindrances import Hindrance
-from twophase.core.recovery import recover
 from twophase.core.settings import home
 from twophase.runner import Runner
 from twophase.sinks.log_tables.base import LogTableSink
@@ -134,7 +133,7 @@ def assist(flag: Path) -> None:
     """Promote whatever is decided, as recovery does, until it is told to end."""
     with Runner(several_sinks.pipeline(KINDS), PreStaged()) as runner:
         for _ in until(flag):
-            recover(runner.coordinator, decided_only=True)
+            runner.coordinator.recover(decided_only=True)
 
 
 def until(flag: Path) -> Iterable[int]:

@@ -26,7 +26,7 @@ from twophase.core.errors import (
     StoreUnavailable,
 )
 from twophase.core.hindrances import Hindrance
-from twophase.core.ports import Committed, Look, Outcome, Progress, Promotion, Reach
+from twophase.core.ports import Committed, Look, Move, Outcome, Outlook, Progress, Promotion, Reach
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 Pause = Callable[[str], None]
@@ -59,8 +59,10 @@ class MemoryRecord:
         self.rows: dict[str, dict[Any, Any]] = {}
         self.events: list[Event] = []
         self.locks: dict[Hashable, MemoryTransaction] = {}
-        #: What happens to the next transactions: "refuse" (no connection), "fail" (not applied), "lose" (the reply).
+        #: What happens to the next transactions: "refuse" (no connection), "fail" (not applied), "lose" (the reply),
+        #: "late" (not applied before it arrives; until then it keeps its locks).
         self.faults: deque[str] = deque()
+        self.late: list[MemoryTransaction] = []
         self.open: list[MemoryTransaction] = []
 
     def table(self, name: str) -> dict[Any, Any]:
@@ -77,11 +79,23 @@ class MemoryRecord:
             self.pause("tx.commit")
             tx.alive()
             self._fault("fail")
+            if self.faults and self.faults[0] == "late":
+                self.late.append(tx)
+            self._fault("late")
             self._apply(tx)
         finally:
-            tx.end()
+            if tx not in self.late:
+                tx.end()
         self.pause("tx.committed")
         self._fault("lose")
+
+    def arrive(self) -> None:
+        """Carry out the COMMITs that are late, unless their sessions were dropped meanwhile."""
+        while self.late:
+            tx = self.late.pop(0)
+            if not tx.dropped:
+                self._apply(tx)
+            tx.end()
 
     def _fault(self, kind: str) -> None:
         if self.faults and self.faults[0] == kind:
@@ -171,7 +185,7 @@ class MemoryTransaction:
 
     # --- a record that is older than its sinks: not in this model ----------------------------------------------------
 
-    def receipt(self, key: Key) -> Json:
+    def receipt(self, revision: Revision, participants: Sequence[Participant]) -> Json:
         return {}
 
     def reach(self, pipeline: str) -> Reach:
@@ -185,9 +199,21 @@ class MemoryTransaction:
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
-    def lock(self, pipeline: str) -> None:
+    def lock(self, pipeline: str) -> Reach:
         self._step("lock")
         self._lock(("pipeline", pipeline))
+        return self.reach(pipeline)
+
+    def outlook(self, pipeline: str, slot: str | None) -> Outlook:
+        return Outlook(
+            self.look(pipeline), self.reach(pipeline), self.unfinished(pipeline), self.newest(pipeline, slot)
+        )
+
+    def register(self, pipeline: str, declaration: Json, outputs: Mapping[str, str], changes: object) -> None:
+        raise NotImplementedError  # nothing here is declared
+
+    def link(self, pipeline: str, dag_id: str) -> None:
+        raise NotImplementedError  # nothing here runs under Airflow
 
     def begun(self, pipeline: str, slot: str | None) -> None:
         pass  # nothing here fails to begin
@@ -410,13 +436,28 @@ class MemoryTransaction:
         self._step("put_participant")
         self._put("participant", (key, participant.name), participant)
 
+    def put_votes(self, key: Key, votes: Sequence[Participant], *, epoch: int) -> None:
+        for one in votes:
+            self.put_participant(key, one)
+            self.note(key, f"voted {'yes' if one.vote else 'no'}")
+
+    def last_schemas(self, pipeline: str, sinks: Sequence[str]) -> dict[str, list[list[str]] | None]:
+        return dict.fromkeys(sinks)
+
+    def rows_before(self, key: Key, slot: str | None, sink: str) -> int | None:
+        raise NotImplementedError  # nothing here has audits
+
     def committed(self, key: Key) -> set[str]:
         self._step("committed")
         return {sink for owner, sink in self._rows("committed") if owner == key}
 
-    def mark_committed(self, key: Key, sink: str) -> None:
+    def mark_committed(self, key: Key, sink: str) -> bool:
         self._step("mark_committed")
+        self._lock(("committed", (key, sink)))
+        if (key, sink) in self._rows("committed"):
+            return False
         self._put("committed", (key, sink), self.record.now)
+        return True
 
     # --- input -------------------------------------------------------------------------------------------------------
 
@@ -525,14 +566,18 @@ class MemoryTransaction:
         self._step("position")
         return {key[2]: off for key, off in self._rows("position").items() if key[:2] == (pipeline, source)}
 
-    def advance(self, pipeline: str, source: str, partition: str, start: int, end: int) -> bool:
-        self._step("advance")
-        key = (pipeline, source, partition)
-        self._lock(("position", key))
-        if self._rows("position").get(key, start) != start:
-            return False
-        self._put("position", key, end)
-        return True
+    def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
+        refused = []
+        for move in moves:
+            source, partition, start, end = move
+            self._step("advance")
+            key = (pipeline, source, partition)
+            self._lock(("position", key))
+            if self._rows("position").get(key, start) == start:
+                self._put("position", key, end)
+            else:
+                refused.append(move)
+        return refused
 
 
 # --- sinks -----------------------------------------------------------------------------------------------------------

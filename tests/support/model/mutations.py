@@ -21,11 +21,12 @@ from support.model import memory
 from support.model.memory import MemoryPromoter, MemorySink, MemoryTransaction
 from support.model.promises import Violation
 from support.model.schedules import LEASE, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
-from twophase.core import begin, coordinator, dead_output, recovery, restage, states
-from twophase.core.begin import Taking
+from twophase.core import begin, coordinator, dead_output, promotion, recovery, restage, states, steps
+from twophase.core.begin import Begin
 from twophase.core.coordinator import Coordinator
 from twophase.core.restage import Restaging
 from twophase.core.states import State
+from twophase.core.steps import Steps
 
 #: How far to look when a recorded seed catches nothing any more.
 SEARCH = 400
@@ -101,8 +102,12 @@ def core(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(coordinator, Coordinator, function, words)
 
 
+def step(function: str, *words: tuple[str, str]) -> Edit:
+    return Edit(steps, Steps, function, words)
+
+
 def taker(function: str, *words: tuple[str, str]) -> Edit:
-    return Edit(begin, Taking, function, words)
+    return Edit(begin, Begin, function, words)
 
 
 def recovering(function: str, *words: tuple[str, str]) -> Edit:
@@ -196,13 +201,13 @@ MUTATIONS = (
     Mutation(
         "replace what is not committed",
         "R4",
-        (taker("_replace", ("if tx.committed_revision(self.pipeline, checkpoint_id) is None:", "if False:")),),
+        (taker("replace", ("if tx.committed_revision(self.pipeline, checkpoint_id) is None:", "if False:")),),
         PLAIN,
     ),
     Mutation(
         "replace while a revision is live",
         "R5",
-        (taker("_replace", ("live = tx.live_revision(self.pipeline, checkpoint_id)", "live = None")),),
+        (taker("replace", ("live = tx.live_revision(self.pipeline, checkpoint_id)", "live = None")),),
         PLAIN,
     ),
     Mutation(
@@ -221,18 +226,13 @@ MUTATIONS = (
     Mutation(
         "an aborted range goes to the next checkpoint",
         "R4, principle 3",
-        (taker("_take", ("newest.state not in DECIDED", "False")),),
+        (taker("take", ("newest.state not in DECIDED", "False")),),
         PLAIN,
     ),
     Mutation(
         "a replacement moves the position",
         "R4",
-        (
-            core(
-                "decide_commit",
-                ("if replaces is None:", "if True:"),
-            ),
-        ),
+        (step("decide", ("if replaces is None:", "if True:")),),
         PLAIN,
     ),
     Mutation(
@@ -245,10 +245,10 @@ MUTATIONS = (
         "a late vote counts for the newer attempt",
         "R7",
         (
-            core(
+            step(
                 "vote",
-                ("held.epoch != revision.epoch or mine is None or mine.attempt != revision.epoch", "mine is None"),
-                ("epoch=revision.epoch, why=", "epoch=held.epoch, why="),
+                ("held.epoch != attempt.epoch or mine is None or mine.attempt != attempt.epoch", "mine is None"),
+                ("State.PRECOMMITTED, epoch=attempt.epoch", "State.PRECOMMITTED, epoch=held.epoch"),
             ),
         ),
         PLAIN,
@@ -257,8 +257,8 @@ MUTATIONS = (
         "one yes is enough",
         "R7",
         (
-            core("vote", ("all(p.vote for", "any(p.vote for")),
-            core("decide_commit", ("any(not p.vote or p.attempt", "any(p.attempt")),
+            step("vote", ("all(p.vote for", "any(p.vote for")),
+            step("decide", ("any(not p.vote or p.attempt", "any(p.attempt")),
         ),
         PLAIN,
     ),
@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "abort after the decision",
         "R9",
-        (Allow(State.COMMITTING, State.ABORTING), core("abort", ("if held.state in UNDECIDED or", "if True or"))),
+        (Allow(State.COMMITTING, State.ABORTING), step("abort", ("if held.state in UNDECIDED or", "if True or"))),
         PLAIN,
     ),
     Mutation(
@@ -283,7 +283,7 @@ MUTATIONS = (
     Mutation(
         "a sink that keeps the order is promoted lane by lane",
         "R12, R13",
-        (core("_queue", ("any(sink.ordered for sink in self.sinks.values())", "False")),),
+        (step("queue", ("any(sink.ordered for sink in self.sinks.values())", "False")),),
         Limits(restages=False, loses_staging=False, brings_back=False, adopts=True),
     ),
     Mutation(
@@ -299,7 +299,10 @@ MUTATIONS = (
             core(
                 "vote",
                 (f"if restaged and {DESTROY}:", "if False:"),
-                ('hit("vote.after")', f'restaged and {DESTROY}\n    hit("vote.after")'),
+                (
+                    "return self.vote_all(revision, [mine], audits)",
+                    f"state = self.vote_all(revision, [mine], audits)\n    restaged and {DESTROY}\n    return state",
+                ),
             ),
         ),
         Limits(loses_staging=False, brings_back=False, objects=True),
@@ -307,7 +310,8 @@ MUTATIONS = (
     Mutation(
         "the record keeps its own attempt, not the sink's",
         "R10",
-        (core("_adopt_promoted", ("tx.put_participant(", "(")),),
+        (step("_adopt_promoted", ("tx.put_participant(", "(")),),
+        Limits(loses_staging=False, brings_back=False, objects=True, adopts=True),
     ),
     Mutation(
         "sweep the attempt that is being staged",
@@ -329,6 +333,7 @@ MUTATIONS = (
         "R12",
         (
             core("decide_commit", ("tx.lock(self.pipeline)", "pass")),
+            core("vote_and_commit", ("tx.lock(self.pipeline)", "tx.reach(self.pipeline)")),
             Edit(
                 memory,
                 MemoryTransaction,
@@ -350,27 +355,37 @@ MUTATIONS = (
     Mutation(
         "no limit at the commit point",
         "R13",
-        (core("_check_pending", ("raise TooManyPending(msg)", "return")),),
+        (step("check_pending", ("raise TooManyPending(msg)", "return")),),
         PLAIN,
     ),
     Mutation(
         "promote out of turn",
         "R13",
-        (core("finish", ("self._promote_pending(revision, upto=revision.commit_seq)", "self._promote(revision, {})")),),
+        (
+            core(
+                "finish",
+                (
+                    "self._promote_pending(revision, upto=revision.commit_seq)",
+                    "self._promote(self.transact(partial(self._decided, key)), {})",
+                ),
+            ),
+            core("_finish", ("if decided.others or", "if")),
+        ),
         Limits(restages=False, loses_staging=False, brings_back=False, max_pending=2),
     ),
     Mutation(
         "the older revision is not superseded",
         "R14",
-        (core("_mark_committed", ("if older is not None:", "if False:")),),
+        (step("finish", ("if older is not None:", "if False:")),),
         PLAIN,
     ),
     Mutation(
         "supersede in a transaction of its own",
         "R14",
         (
+            step("finish", ("if older is not None:", "if False:")),
             core(
-                "_mark_committed",
+                "_record_all",
                 (
                     'hit("finish.before")',
                     (
@@ -382,18 +397,22 @@ MUTATIONS = (
                         "    self.transact(first)"
                     ),
                 ),
-                ("if older is not None:", "if False:"),
             ),
         ),
         PLAIN,
     ),
-    Mutation("COMMITTED while a sink waits", "principle 6", (core("_promote", ("if waiting:", "if False:")),), PLAIN),
+    Mutation(
+        "COMMITTED while a sink waits",
+        "principle 6",
+        (core("_promote", ("if not failed and not waiting:", "if not failed:")),),
+        PLAIN,
+    ),
     Mutation(
         "an unknown outcome counts as promoted",
         "principle 7",
         (
-            core("_promote_sink", ("promotion.outcome is Outcome.UNKNOWN", "False")),
-            core("_promote", ("promotion.outcome in VISIBLE", "promotion.outcome in {*VISIBLE, Outcome.UNKNOWN}")),
+            Edit(promotion, promotion, "promote", (("promotion.outcome is Outcome.UNKNOWN", "False"),)),
+            core("_promote", ("found.outcome in VISIBLE", "found.outcome in {*VISIBLE, Outcome.UNKNOWN}")),
         ),
         PLAIN,
     ),
@@ -404,11 +423,11 @@ MUTATIONS = (
             core(
                 "abort",
                 (
-                    "current = self.transact(step)",
+                    "current = self.transact(",
                     (
                         "for p in self.transact(lambda tx: tx.participants(revision.key)):\n"
                         "        self.sinks[p.name].discard(revision.key, p.handle)\n"
-                        "    current = self.transact(step)"
+                        "    current = self.transact("
                     ),
                 ),
             ),
@@ -418,7 +437,7 @@ MUTATIONS = (
     Mutation(
         "abort whatever attempt is there",
         "R15",
-        (core("abort", ("epoch=revision.epoch,", "epoch=held.epoch,"), ("held.run != revision.run", "False")),),
+        (step("abort", ("epoch=revision.epoch,", "epoch=held.epoch,"), ("held.run != revision.run", "False")),),
         PLAIN,
     ),
     Mutation(
@@ -438,21 +457,26 @@ MUTATIONS = (
         "principle 5",
         (
             recovering("decide", ("case _ if revision.leased", "case _ if False")),
-            recovering("_execute", ("unleased=True", "unleased=False")),
+            core("_execute", ("unleased=True", "unleased=False")),
         ),
         PLAIN,
     ),
     Mutation(
         "a new checkpoint without a second look",
         "principle 8",
-        (taker("_take", ("again = self._go_on(tx, slot, ended)", "again = tx.lock(self.pipeline)")),),
+        (taker("take", ("again = self._go_on(tx, newest, slot, ended)", "again = None")),),
         PLAIN,
     ),
-    Mutation("begin without the lock", "principle 8", (taker("_go_on", ("tx.lock(self.pipeline)", "pass")),), PLAIN),
+    Mutation(
+        "begin without the lock",
+        "principle 8",
+        (taker("go_on", ("tx.lock(self.pipeline)", "pass")), taker("take", ("tx.lock(self.pipeline)", "pass"))),
+        PLAIN,
+    ),
     Mutation(
         "the commit point twice after a lost reply",
         "principle 7",
-        (core("decide_commit", ("if held.state in DECIDED and held.epoch == revision.epoch:", "if False:")),),
+        (step("decide", ("if held.state in DECIDED and held.epoch == attempt.epoch:", "if False:")),),
         PLAIN,
     ),
 )
@@ -505,13 +529,13 @@ SCHEDULES: dict[str, int | list[Action]] = {
     "a replacement moves the position": 3,
     "a new revision while one is live": 0,
     "a late vote counts for the newer attempt": [
-        ("start", "script", 0), ("upto", 0, "sink.check"), ("tick", LEASE + 1),
+        ("start", "stage", 0), ("upto", 0, "sink.check"), ("end_run", 0), ("tick", LEASE + 1),
         ("start", "script", 0), ("upto", 1, "attempt.after"), ("go", 0, TO_THE_END), ("go", 0, TO_THE_END),
     ],
     "one yes is enough": 0,
     "an attempt after the decision": [
         ("start", "stage", 0), ("go", 0, TO_THE_END), ("start", "retry", 0), ("upto", 0, "begin.after"),
-        ("start", "commit", 0), ("upto", 1, "promote.after"), ("go", 0, TO_THE_END),
+        ("start", "commit", 0), ("upto", 1, "sink.check_taken"), ("go", 0, TO_THE_END),
     ],
     "abort after the decision": 247,
     "sweep an attempt that was voted for": [
@@ -539,9 +563,8 @@ SCHEDULES: dict[str, int | list[Action]] = {
         ("start", "recover", 0), ("go", 2, TO_THE_END), ("go", 0, 1),
     ],
     "the record keeps its own attempt, not the sink's": [
-        ("start", "script", 0), ("upto", 0, "commit.after"), ("upto", 0, "sink.rename"), ("destroy", 0),
-        ("start", "restage", 0), ("upto", 1, "sink.write"), ("bring_back", 0),
-        ("upto", 0, "sink.visible"), ("kill", 0), ("go", 0, TO_THE_END),
+        ("start", "script", 0), ("upto", 0, "sink.append"), ("object", 0), ("tick", LEASE + 1), ("start", "recover", 0),
+        ("go", 1, TO_THE_END), ("start", "restage", 0), ("upto", 1, "vote.after"), ("go", 0, TO_THE_END),
     ],
     "sweep the attempt that is being staged": 195,
     "commit_seq from a sequence": [

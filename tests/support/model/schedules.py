@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 from unittest import mock
@@ -18,16 +18,16 @@ from unittest import mock
 from support.model.memory import MemoryRecord, MemorySink, MemorySource
 from support.model.memory_log import MemoryLog
 from support.model.promises import PIPELINE, Seen, Violation, check_promises, visible_rows
-from twophase.core import begin as taking_module
+from twophase.core import begin as begin_module
 from twophase.core import coordinator as coordinator_module
 from twophase.core import dead_output
-from twophase.core import recovery as recovery_module
 from twophase.core import restage as restaging_module
-from twophase.core.checkpoint import Json, Key, Revision, Run
+from twophase.core import steps as steps_module
+from twophase.core.checkpoint import Json, Key, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, ManifestMismatch, TwophaseError
 from twophase.core.hindrances import Hindrance
-from twophase.core.recovery import recover
+from twophase.core.ports import Opened
 from twophase.core.states import LIVE, State
 
 LEASE = 10.0
@@ -211,7 +211,7 @@ class World:
             "retry": self._stage_task,
             "commit": self._commit_task,
             "abort": self._abort_task,
-            "recover": lambda _: recover(self.coordinator()),
+            "recover": lambda _: self.coordinator().recover(),
             "sweep": lambda _: self._sweep(),
             "restage": lambda _: self._restage(),
             "backfill": lambda process: self._backfill(process, 1 + number % 3),
@@ -224,21 +224,26 @@ class World:
     def _script(self, process: Process) -> None:
         """Take one checkpoint through, as `twophase.run` does."""
         assert process.run
-        coordinator = self.coordinator(() if process.name.startswith("failing") else (0.0, 0.0))
-        revision = coordinator.begin(process.run)
-        if revision is not None:
-            coordinator.commit(self._staged(coordinator, revision, fails=process.name.startswith("failing")))
+        fails = process.name.startswith("failing")
+        coordinator = self.coordinator(() if fails else (0.0, 0.0))
+        self._bring_to_commit(coordinator, coordinator.open(process.run), fails=fails)
 
     def _stage_task(self, process: Process) -> None:
         """Stage and vote, hand over to the commit task, and give the lease up."""
         assert process.run
         coordinator = self.coordinator()
-        revision = coordinator.begin(process.run)
-        if revision is None:
+        taken = coordinator.open(process.run)
+        if taken is None:
             return
-        revision = self._staged(coordinator, revision)
-        self.handed[process.run] = revision
-        coordinator.transact(lambda tx: tx.renew(revision.key, epoch=revision.epoch, lease=None))
+        if isinstance(taken, Revision) and self._is_voted_for(coordinator, taken):
+            coordinator.rest(taken)
+            self.handed[process.run] = taken
+            return
+        attempt, votes = self._staged(coordinator, taken)
+        self.handed[process.run] = attempt
+        for vote in votes[:-1]:  # one by one, as who approves does
+            coordinator.vote(attempt, vote.name, yes=True, manifest=vote.manifest)
+        coordinator.vote_all(attempt, votes, rests=True)
 
     def _commit_task(self, process: Process) -> None:
         if process.run in self.handed:
@@ -251,14 +256,28 @@ class World:
     def _backfill(self, process: Process, checkpoint_id: int) -> None:
         """Replace one checkpoint."""
         process.run, coordinator = Run(None, process.name), self.coordinator()
-        coordinator.commit(self._staged(coordinator, coordinator.replace(process.run, checkpoint_id)))
+        taken = coordinator.open(process.run, checkpoint_id=checkpoint_id, kind="backfill")
+        self._bring_to_commit(coordinator, taken)
 
-    def _staged(self, coordinator: Coordinator, revision: Revision, *, fails: bool = False) -> Revision:
-        """Return a revision with every vote: one that has them already, or a new attempt."""
-        if revision.state is State.PRECOMMITTED and self._still_staged(coordinator, revision):
-            return revision
-        attempt = coordinator.attempt(revision)
-        for participant in coordinator.transact(lambda tx: tx.participants(attempt.key)):
+    def _bring_to_commit(
+        self, coordinator: Coordinator, taken: Revision | Opened | None, *, fails: bool = False
+    ) -> None:
+        """Commit what has every vote already; otherwise stage, vote and commit."""
+        if isinstance(taken, Revision) and self._is_voted_for(coordinator, taken):
+            coordinator.commit(taken)
+        elif taken is not None:
+            coordinator.vote_and_commit(*self._staged(coordinator, taken, fails=fails))
+
+    def _is_voted_for(self, coordinator: Coordinator, revision: Revision) -> bool:
+        return revision.state is State.PRECOMMITTED and self._still_staged(coordinator, revision)
+
+    def _staged(
+        self, coordinator: Coordinator, taken: Revision | Opened, *, fails: bool = False
+    ) -> tuple[Revision, list[Participant]]:
+        """Stage an attempt, which may be open already; return it with its votes."""
+        opened = taken if isinstance(taken, Opened) else coordinator.opened(coordinator.attempt(taken))
+        attempt, votes = opened.revision, list[Participant]()
+        for participant in opened.participants:
             if participant.attempt != attempt.epoch:
                 msg = f"checkpoint {attempt.key}: attempt {participant.attempt} owns it; nothing was staged"
                 raise Fenced(msg)
@@ -269,8 +288,8 @@ class World:
                 msg = f"checkpoint {attempt.key}: an audit said no"
                 raise ManifestMismatch(msg)
             self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
-            coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
-        return attempt
+            votes.append(replace(participant, vote=True, manifest=manifest))
+        return attempt, votes
 
     def _still_staged(self, coordinator: Coordinator, revision: Revision) -> bool:
         try:
@@ -386,6 +405,10 @@ class World:
     def _do_tick(self, seconds: float) -> None:
         self.record.now += seconds
 
+    def _do_arrive(self, _: int) -> None:
+        """Let the database carry out what was sent before its client gave it up for lost."""
+        self.record.arrive()
+
     def _do_fault(self, kind: str) -> None:
         self.record.faults.append(kind)
 
@@ -462,6 +485,7 @@ class World:
         for process in self.processes:
             process.kill()
         self.record.faults.clear()
+        self.record.arrive()
         self.ended.update(self.dag_runs)
         for sink in self.sinks.values():
             sink.down, sink.loses_reply = False, None
@@ -586,6 +610,7 @@ class Habits:
         if {"commit", "abort", "retry"} & set(some):
             some += ["stage", "stage"]
         troubles = ["kill", "drop", "grow", "end_run", "down", "unknown", "power", "straggle", "lose", "fail", "refuse"]
+        troubles += ["late", "arrive"]
         troubles += ["destroy"] * limits.loses_staging + ["bring_back"] * limits.brings_back
         troubles += ["object", "agree"] * limits.objects
         return cls(
@@ -601,7 +626,7 @@ def random_action(random: Random, habits: Habits) -> Action:
     number = random.randrange(12)
     if random.random() < habits.trouble:
         verb = random.choice(habits.troubles)
-        return ("fault", verb) if verb in {"lose", "fail", "refuse"} else (verb, number)
+        return ("fault", verb) if verb in {"lose", "fail", "refuse", "late"} else (verb, number)
     roll = random.random()
     if roll < 0.28:
         return ("start", random.choice(habits.kinds), number)
@@ -626,7 +651,7 @@ def world(limits: Limits | None = None) -> Iterator[World]:
     """Make a world whose processes stop at the failpoints of the shipped code."""
     made = World(limits)
     with ExitStack() as stack:
-        for module in (coordinator_module, recovery_module, restaging_module, taking_module):
+        for module in (begin_module, coordinator_module, restaging_module, steps_module):
             stack.enter_context(mock.patch.object(module, "hit", made.pause))
         yield made
 

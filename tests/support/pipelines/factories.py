@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twophase import Pipeline, sinks, sources
-from twophase.core.checkpoint import Json
+from twophase.core.checkpoint import Json, Revision
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column
+from twophase.core.ports import Opened
 from twophase.core.settings import data_path
+from twophase.runner import Runner, script
 from twophase.sinks.base import Sink
 from twophase.sinks.files.sink import Files
 from twophase.sinks.log_tables.base import LogTableSink
@@ -189,3 +191,11 @@ def visible(table: str) -> list[Row]:
 def counted(rows: Iterable[Row]) -> Counter[tuple[tuple[str, Any], ...]]:
     """Count equal rows: a lost one has 0, a doubled one 2."""
     return Counter(tuple(sorted(row.items())) for row in rows)
+
+
+def voted(runner: Runner) -> Revision:
+    """Bring the next checkpoint to its votes and no further, as a stage task does."""
+    opened = runner.coordinator.open(script())
+    assert isinstance(opened, Opened)
+    runner._stage_and_vote(opened.revision)
+    return opened.revision

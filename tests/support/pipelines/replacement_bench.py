@@ -15,10 +15,11 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Json, Key, Output, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.ports import Outcome, Promotion
-from twophase.maintenance import sweep, verify
-from twophase.runner import enter
 from twophase.sinks.files.sink import Files
 from twophase.storage import disk
+from twophase.sweep import sweep
+from twophase.verification import verify
+from twophase.wiring import enter
 
 if TYPE_CHECKING:
     import pytest

@@ -15,8 +15,8 @@ from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.ports import Outcome, Progress, Promotion
-from twophase.runner import enter
 from twophase.sinks.files.sink import Files
+from twophase.wiring import enter
 
 ME = Run("dag", "run_1")
 

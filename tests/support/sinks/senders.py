@@ -19,12 +19,11 @@ from support.faults.processes import PATIENCE
 from support.pipelines.factories import PreStaged
 from twophase.committers import CheckpointCommitter
 from twophase.core.checkpoint import Json, Key, Output
-from twophase.core.recovery import recover as recover_all
 from twophase.local.record_access import open_record
-from twophase.maintenance import load
 from twophase.pipeline import Pipeline
-from twophase.runner import Runner, coordinator
+from twophase.runner import Runner
 from twophase.sinks import Sender, Sink
+from twophase.wiring import coordinator, load
 
 Row = dict[str, Any]
 
@@ -226,7 +225,7 @@ def take(declaration: dict[str, Any], files: int = 2) -> None:
 def recover() -> None:
     """Finish what others left, from the record alone."""
     record = open_record()
-    recover_all(coordinator(record, load(record, "words")), decided_only=True)
+    coordinator(record, load(record, "words")).recover(decided_only=True)
 
 
 def promote(declaration: dict[str, Any], key: Key, handle: Json, manifest: Json, results: SimpleQueue[str]) -> None:

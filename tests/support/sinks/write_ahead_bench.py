@@ -17,10 +17,9 @@ from twophase.core.checkpoint import Key, Output, Participant, Revision
 from twophase.core.errors import PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Promotion
-from twophase.core.recovery import recover
 from twophase.core.states import State
-from twophase.maintenance import load
-from twophase.runner import Runner, coordinator
+from twophase.runner import Runner
+from twophase.wiring import coordinator, load
 
 HTTP = "twophase.examples.http_sender:HttpSender"
 
@@ -81,7 +80,7 @@ class Bench:
 
     def recover(self) -> None:
         """Finish what is decided, as a process that knows the record alone."""
-        recover(coordinator(self.record, load(self.record, "words")), decided_only=True)
+        coordinator(self.record, load(self.record, "words")).recover(decided_only=True)
 
     def key(self, checkpoint_id: int, revision: int = 1) -> Key:
         return Key("words", checkpoint_id, revision)

@@ -1,24 +1,21 @@
-"""Keep the promise over time: sweep what is dead, verify what is committed."""
+"""The sweep: remove what the record says is dead. `twophase sweep` and the sweep DAG call it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from twophase import run_folders
 from twophase.core.checkpoint import Key
-from twophase.core.coordinator import Coordinator
 from twophase.core.dead_output import why_dead
 from twophase.core.errors import SinkUnavailable
 from twophase.core.failpoints import hit
-from twophase.core.forgotten import ahead, check_known
+from twophase.core.forgotten import check_known
 from twophase.core.isolation import alone
-from twophase.core.settings import home
 from twophase.core.states import ENDED
 from twophase.storage import disk
+from twophase.wiring import coordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,24 +40,6 @@ class Removed(NamedTuple):
     why: str
 
 
-class Difference(NamedTuple):
-    """One way in which a sink does not hold what the record says."""
-
-    pipeline: str
-    checkpoint_id: int | None
-    sink: str
-    difference: str
-
-
-def load(record: PostgresRecord, name: str) -> Pipeline:
-    """Build a pipeline from the record alone."""
-    from twophase.committer import queries
-    from twophase.pipeline import Pipeline
-
-    with record.engine.connect() as connection:
-        return Pipeline.from_declaration(name, queries.declaration(connection, name))
-
-
 def sweep(
     record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False
 ) -> Iterator[Removed]:
@@ -72,7 +51,7 @@ def sweep(
     """
     from twophase.committer import retention
 
-    check_known(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks))
+    check_known(coordinator(record, pipeline))
     expired = _expire(record, pipeline, dry_run=dry_run)
     with record.engine.connect() as connection:
         suspects = retention.suspects(connection, pipeline.name)
@@ -204,54 +183,11 @@ def _sweep_runs(record: PostgresRecord, pipeline: str, *, dry_run: bool) -> Iter
     """Remove the run folders (plan, result, log) of revisions that have ended."""
     from twophase.committer import revisions
 
-    folder = home() / "runs" / pipeline
-    matches = [match for name, _ in disk.entries(folder) if (match := _RUN.fullmatch(name))]
-    found = revisions.of_checkpoints(record.engine, pipeline, {int(match[1]) for match in matches})
-    for match in matches:
-        revision = found.get(Key(pipeline, int(match[1]), int(match[2])))
+    folders = list(run_folders.of(pipeline))
+    found = revisions.of_checkpoints(record.engine, pipeline, {key.checkpoint_id for key, _ in folders})
+    for key, folder in folders:
+        revision = found.get(key)
         if revision is not None and revision.state in ENDED:
             if not dry_run:
-                disk.remove_tree(folder / match[0])
-            yield Removed(pipeline, "", str(folder / match[0]), f"its revision is {revision.state.lower()}")
-
-
-_RUN = re.compile(r"(\d{8,})\.r(\d+)\.a\d+\..+")
-
-
-def run_folder(key: Key, attempt: int, token: str) -> Path:
-    """Return the folder of one attempt's plan, result and log."""
-    return home() / "runs" / key.pipeline / f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"
-
-
-@dataclass(frozen=True)
-class Verified:
-    """One committed checkpoint was compared with what a sink holds; it is no difference, so it is false."""
-
-    sink: str
-
-    def __bool__(self) -> Literal[False]:
-        """Tell it from a difference."""
-        return False
-
-
-def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | Verified]:
-    """Compare every committed checkpoint with what each sink holds; yield each difference, and what was compared."""
-    from twophase.committer import queries, revisions
-
-    if why := ahead(Coordinator(record, pipeline.name, sources=pipeline.reads, sinks=pipeline.sinks)):
-        yield Difference(pipeline.name, None, "", f"the record is older than its sinks: {why}")
-    for name, sink in pipeline.sinks.items():
-        problems: list[str] = []
-        with alone("it cannot be verified", problems):
-            if (owner := sink.owner()) not in {None, pipeline.name}:
-                told = f"the table belongs to pipeline {owner!r}, so what is in it is that one's"
-                yield Difference(pipeline.name, None, name, told)
-            for promoted in queries.promoted(record.engine, pipeline.name, name):
-                for difference in sink.verify(promoted.output):
-                    yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
-                yield Verified(name)
-            strangers = list(sink.strangers(revisions.places(record.engine, pipeline.name, name)))
-            if strangers:  # something may have been promoted between the two looks: ask the record again
-                strangers = list(sink.strangers(revisions.places(record.engine, pipeline.name, name)))
-            yield from (Difference(pipeline.name, None, name, stranger) for stranger in strangers)
-        yield from (Difference(pipeline.name, None, name, problem) for problem in problems)
+                disk.remove_tree(folder)
+            yield Removed(pipeline, "", str(folder), f"its revision is {revision.state.lower()}")

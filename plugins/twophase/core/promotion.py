@@ -1,0 +1,64 @@
+"""How the coordinator asks a sink to promote or to find what it voted for; no transaction is open meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from twophase.core.checkpoint import Json, Key, Participant, Revision
+from twophase.core.hindrances import Hindrance
+from twophase.core.isolation import alone
+from twophase.core.ports import Outcome, Promotion, Sink
+
+
+def promote(sinks: Mapping[str, Sink], revision: Revision, participant: Participant, receipt: Json) -> Promotion:
+    """Promote what one sink voted for; an unknown outcome is settled by its marker."""
+    voted = participant.standing
+    if voted is None:
+        return _unvoted(revision, participant)
+    sink, handle = sinks[participant.name], {**_decided(revision, voted), "receipt": receipt}
+    promotion = _asked(revision.key, voted, lambda: sink.promote(revision.key, handle, voted.manifest))
+    if promotion.outcome is Outcome.UNKNOWN:
+        promotion = find(sinks, revision, voted)
+    if promotion.outcome is Outcome.FAILED and voted is not participant and revision.leased:
+        return _unvoted(revision, participant)
+    if promotion.outcome is Outcome.FAILED and promotion.hindrance is None:  # a sink that tells no kinds
+        staged = find(sinks, revision, voted).outcome is not Outcome.FAILED
+        return replace(promotion, hindrance=Hindrance.REFUSED if staged else Hindrance.LOST)
+    return promotion
+
+
+def find(sinks: Mapping[str, Sink], revision: Revision, participant: Participant) -> Promotion:
+    """Say where a decided revision's output stands in one sink; changes nothing."""
+    voted = participant.standing
+    if voted is None:
+        return _unvoted(revision, participant)
+    sink, handle = sinks[participant.name], _decided(revision, voted)
+    return _asked(revision.key, voted, lambda: sink.find(revision.key, handle, voted.manifest))
+
+
+def hindered(promotion: Promotion) -> tuple[str, Hindrance]:
+    """Return why a sink cannot promote; what has no kind was said by `find`, which knows of lost output alone."""
+    return promotion.reason or "no reason given", promotion.hindrance or Hindrance.LOST
+
+
+def _asked(key: Key, participant: Participant, question: Callable[[], Promotion]) -> Promotion:
+    """Ask a sink, which may be anybody's: one that fails in any way cannot tell now, and holds up only itself."""
+    which, problems = f"checkpoint {key}: sink {participant.name!r}", list[str]()
+    with alone(which, problems):
+        return question()
+    return Promotion(Outcome.RETRY_LATER, problems[0].removeprefix(f"{which}: "))  # who tells it names the sink
+
+
+def _unvoted(revision: Revision, participant: Participant) -> Promotion:
+    """Say where a restage stands that has not come to its vote: under way, or ended before it."""
+    if revision.leased:
+        return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is being restaged")
+    reason = f"attempt {participant.attempt} was never voted for: its restage ended before"
+    return Promotion(Outcome.FAILED, reason, Hindrance.LOST)
+
+
+def _decided(revision: Revision, participant: Participant) -> Json:
+    """Return the handle of a decided output: it also says when in its pipeline's order that was decided."""
+    began = revision.created_at.isoformat() if revision.created_at else None
+    return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}

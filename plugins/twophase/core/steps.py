@@ -1,0 +1,349 @@
+"""The steps of the protocol, each a function of an open transaction: the coordinator composes them.
+
+Each step is a compare-and-set on (state, epoch), and finds itself done when it is taken again. So one process may take
+several in one transaction: all of them happen, or none. Beginning has a module of its own (`core.begin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from twophase.core.checkpoint import Input, Json, Key, Output, Participant, Revision, Run
+from twophase.core.claims import Claim
+from twophase.core.errors import Fenced, IllegalTransition, TooManyPending
+from twophase.core.failpoints import hit
+from twophase.core.hindrances import Hindrance
+from twophase.core.ports import Opened, Promotion, Sink, Source, Transaction, moves_of
+from twophase.core.restage import voted_for
+from twophase.core.states import DECIDED, UNDECIDED, State
+
+#: Of each sink that cannot promote: why, and what kind of hindrance it is.
+Failed = Mapping[str, tuple[str, Hindrance]]
+
+
+class Decided(NamedTuple):
+    """A decided revision, and all that it takes to promote it."""
+
+    revision: Revision
+    participants: Sequence[Participant]
+    #: The sinks whose rows are in `committed` already.
+    done: Collection[str]
+    #: What the record knows of the decision, for the sinks to keep.
+    receipt: Json
+    #: What is decided and not promoted besides, in every lane.
+    others: Sequence[Revision] = ()
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one pipeline: its parts, by name."""
+
+    pipeline: str
+    sources: Mapping[str, Source]
+    sinks: Mapping[str, Sink]
+    audits: Sequence[str]
+    approvals: Sequence[str]
+    #: Those of the sinks that bad records go to: what they hold is no output.
+    quarantines: Collection[str]
+    lease: float
+    max_pending: int
+
+    def claims(self, slot: str) -> dict[str, Claim]:
+        """Return what a slot has for its own: where each read and each write of it comes to."""
+        parts = [("read", name, source.claim) for name, source in self.sources.items()]
+        parts += [("write", name, sink.claim) for name, sink in self.sinks.items()]
+        found = {f"{kind} {name}": claim(slot) for kind, name, claim in parts}
+        return {part: claim for part, claim in found.items() if claim is not None}
+
+    # --- an attempt --------------------------------------------------------------------------------------------------
+
+    def open_attempt(self, tx: Transaction, revision: Revision, token: str, held: Revision | None = None) -> Revision:
+        """Open the next attempt for all participants at once: a new epoch, no votes, private staging places (R7).
+
+        `held` is the revision as this transaction holds it, if it does already.
+        """
+        hit("attempt.before")
+        key, epoch = revision.key, revision.epoch + 1
+        held = held or tx.hold(key)
+        if held.epoch == epoch and self.is_opened(tx, held, token):
+            return held  # the reply to opening it was lost
+        if held.run != revision.run:  # another run took it over, which leaves the epoch alone
+            raise Fenced(fenced("attempt", revision, held))
+        tx.move(key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease)
+        places = self.places(tx, held, epoch, token)
+        sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
+        audits = [Participant(name, "audit", epoch) for name in self.audits]
+        approvals = [Participant(name, "approval", epoch) for name in self.approvals]
+        tx.replace_participants(key, [*sinks, *audits, *approvals])
+        return tx.revision(key)
+
+    def is_opened(self, tx: Transaction, held: Revision, token: str) -> bool:
+        """Say whether the attempt that is open was opened with this token."""
+        if held.epoch == 0:
+            return False
+        handles = {p.name: p.handle for p in tx.participants(held.key) if p.stages}
+        return handles == self.places(tx, held, held.epoch, token)
+
+    def places(self, tx: Transaction, revision: Revision, epoch: int, token: str) -> dict[str, Json]:
+        """Name the staging place of each sink, and what is replaced there: live is one, so that stays what it is."""
+        key, slot = revision.key, revision.slot
+        committed = self._committed(tx, revision)
+        older = {p.name: p for p in tx.participants(committed.key)} if committed else {}
+
+        def place(name: str, sink: Sink) -> Json:
+            was = older.get(name)
+            output = Output(committed.key, was.attempt, was.handle, was.manifest) if committed and was else None
+            return sink.place(key, epoch, token, slot=slot, older=output)
+
+        return {name: place(name, sink) for name, sink in self.sinks.items()}
+
+    def _committed(self, tx: Transaction, revision: Revision) -> Revision | None:
+        """Return the COMMITTED revision that one replaces; None: there is none.
+
+        Only a slot may hold what was there before us, so the first revision of another checkpoint replaces nothing.
+        """
+        if revision.revision == 1 and revision.slot is None:
+            return None
+        return tx.committed_revision(self.pipeline, revision.checkpoint_id)
+
+    def opened(self, tx: Transaction, attempt: Revision, inputs: Mapping[str, Input] | None = None) -> Opened:
+        """Return all that it takes to stage an attempt; `inputs` are what was fixed for it, if that is at hand."""
+        sinks = [p for p in tx.participants(attempt.key) if p.stages]
+        fixed = tx.inputs(attempt.key) if inputs is None else inputs
+        return Opened(attempt, sinks, fixed, tx.last_schemas(self.pipeline, list(self.sinks)))
+
+    def vote(
+        self, tx: Transaction, attempt: Revision, votes: Sequence[Participant], beside: Sequence[Participant] = ()
+    ) -> State:
+        """Record votes for one attempt; the last yes makes it PRECOMMITTED.
+
+        Those `beside` them are audits of what is staged again: they are recorded with the votes, for they say nothing
+        of what stood before.
+        """
+        held = tx.hold(attempt.key)
+        there = {p.name: p for p in tx.participants(attempt.key)}
+        new = []
+        for vote in votes:
+            mine = there.get(vote.name)
+            if held.epoch != attempt.epoch or mine is None or mine.attempt != attempt.epoch:
+                raise Fenced(fenced("vote", attempt, held))
+            if mine.vote is not None and mine.vote == vote.vote:
+                continue  # said already: the reply was lost
+            if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
+                raise Fenced(fenced("vote", attempt, held))
+            handle = voted_for(mine.handle) if vote.vote else mine.handle
+            new.append(replace(vote, kind=mine.kind, attempt=mine.attempt, handle=handle))
+        if new:
+            tx.put_votes(attempt.key, [*beside, *new], epoch=attempt.epoch)
+            there |= {p.name: p for p in new}
+        state = held.state
+        if state is State.OPEN and all(p.vote for p in there.values()):
+            tx.move(attempt.key, State.PRECOMMITTED, epoch=attempt.epoch, why="every participant voted yes")
+            state = State.PRECOMMITTED
+        hit("vote.inside")
+        return state
+
+    # --- the commit point --------------------------------------------------------------------------------------------
+
+    def decide(self, tx: Transaction, attempt: Revision, why: str, overtaken: str | None) -> Decided:
+        """Pass the commit point: votes checked, commit_seq taken, positions moved. The pipeline is locked.
+
+        `overtaken` says why a committed checkpoint cannot be replaced any more, should a later one have come.
+        """
+        key = attempt.key
+        held = tx.hold(key)
+        if held.state in DECIDED and held.epoch == attempt.epoch:
+            return self.decided(tx, key)
+        participants = tx.participants(key)
+        if not participants or any(not p.vote or p.attempt != attempt.epoch for p in participants):  # R7
+            raise Fenced(fenced("commit", attempt, held))
+        unfinished = tx.unfinished(self.pipeline)
+        self.check_pending(unfinished, held)
+        committed = self._committed(tx, held)
+        replaces = committed if committed is not None and committed.revision > 0 else None
+        if overtaken and replaces is not None and not self.is_last(tx, key.checkpoint_id, held.run):
+            msg = f"checkpoint {key}: it cannot be committed any more: {overtaken}; abort it"
+            raise IllegalTransition(msg)
+        tx.move(
+            key,
+            State.COMMITTING,
+            epoch=attempt.epoch,
+            why=why,
+            commit_seq=tx.take_commit_seq(self.pipeline),
+            **totals(participants, self.quarantines),
+            error=None,  # what failed before was tried again, and did not fail
+            lease=self.lease,
+        )
+        if replaces is None:  # what was there before us has read nothing
+            self._advance(tx, key)
+        hit("commit.inside")
+        others = [r for r in unfinished if r.state is State.COMMITTING and r.key != key]
+        decided = tx.revision(key)
+        return Decided(decided, participants, (), tx.receipt(decided, participants), others)
+
+    def decided(self, tx: Transaction, key: Key) -> Decided:
+        """Return a decided revision, and all that it takes to promote it."""
+        revision, participants = tx.revision(key), tx.participants(key)
+        return Decided(revision, participants, tx.committed(key), tx.receipt(revision, participants))
+
+    def is_last(self, tx: Transaction, checkpoint_id: int, run: Run | None) -> bool:
+        """Return True if no later checkpoint would keep output computed from the old revision.
+
+        Slots are unordered, so it is always true for them; a backfill through the latest replaces the later ones too.
+        """
+        return (
+            tx.slot(self.pipeline, checkpoint_id) is not None
+            or tx.is_latest(self.pipeline, checkpoint_id)
+            or (run is not None and tx.is_replayed(self.pipeline, checkpoint_id, run))
+        )
+
+    def check_pending(self, unfinished: Sequence[Revision], mine: Revision) -> None:
+        """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""
+        waiting = [r for r in in_lane(unfinished, mine) if r.key != mine.key]
+        if len(waiting) >= self.max_pending:
+            msg = (
+                f"checkpoint {mine.key}: {len(waiting)} decided before it still wait for promotion"
+                f" ({', '.join(str(r.key) for r in waiting)}), at most {self.max_pending} may; it stays pre-committed"
+            )
+            raise TooManyPending(msg)
+
+    def _advance(self, tx: Transaction, key: Key) -> None:
+        """Move the positions over this checkpoint's input, if they are still where it starts (R4)."""
+        moves = moves_of(tx.ranges(self.pipeline, key.checkpoint_id))
+        for source, partition, start, _ in tx.advance(self.pipeline, moves) if moves else ():
+            msg = f"checkpoint {key}: source {source!r} partition {partition} is no longer at {start}; refused"
+            raise IllegalTransition(msg)
+        for source, (fixed, owned) in tx.claims(self.pipeline, key.checkpoint_id).items():
+            if fixed != owned:
+                msg = f"checkpoint {key}: source {source!r}: expected {fixed} files of its own, found {owned}; refused"
+                raise IllegalTransition(msg)
+
+    # --- after the commit point --------------------------------------------------------------------------------------
+
+    def queue(self, tx: Transaction, mine: Revision) -> list[Revision]:
+        """Return what has to be promoted with a revision; a sink that keeps the order knows no lanes (R12)."""
+        unfinished = tx.unfinished(self.pipeline)
+        if any(sink.ordered for sink in self.sinks.values()):
+            return [r for r in unfinished if r.state is State.COMMITTING]
+        return in_lane(unfinished, mine)
+
+    def record_promotion(self, tx: Transaction, key: Key, promoted: Sequence[tuple[Participant, Promotion]]) -> bool:
+        """Add rows of sinks to `committed`; the record adopts the attempt that a marker names (R10).
+
+        False: it is not committing any more. Somebody finished it, and may have replaced it since: touch nothing.
+        """
+        held = tx.hold(key)
+        if held.state is not State.COMMITTING:
+            return False
+        for participant, promotion in promoted:
+            if tx.mark_committed(key, participant.name):
+                if (held.epoch, promotion.attempt) != (participant.attempt, participant.attempt):  # it was restaged
+                    self._adopt_promoted(tx, key, participant, promotion)
+                tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
+            hit("promote.inside")
+        return True
+
+    def _adopt_promoted(self, tx: Transaction, key: Key, promoted: Participant, promotion: Promotion) -> None:
+        """Let the record say what the sink holds: a restage may have replaced what this promoter read (R10)."""
+        attempt, manifest = promotion.attempt, promotion.manifest or promoted.manifest
+        now = next(p for p in tx.participants(key) if p.name == promoted.name)
+        if attempt is not None and (now.attempt, now.manifest.get("digest")) != (attempt, manifest["digest"]):
+            tx.put_participant(key, replace(promoted, attempt=attempt, manifest=manifest, vote=True))
+            tx.note(key, "adopted", f"{promoted.name}: attempt {attempt} is what the sink holds")
+
+    def park(self, tx: Transaction, key: Key, failed: Failed) -> bool:
+        """Park a revision, unless somebody has finished it meanwhile: then it may be replaced and swept by now."""
+        if tx.hold(key).state is not State.COMMITTING:
+            return False
+        tx.park(key, *parking(failed))
+        return True
+
+    def finish(self, tx: Transaction, key: Key) -> Revision:
+        """Write COMMITTED once every sink has its row, superseding the older revision first (R14)."""
+        held = tx.hold(key)
+        if held.state is State.COMMITTING:
+            older = self._committed(tx, held)
+            if older is not None:
+                tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {key.revision}")
+            # A restage may have brought other rows.
+            found = totals(tx.participants(key), self.quarantines) if held.epoch > 1 else {}
+            clear: dict[str, Any] = {"parked_reason": None, "hindrances": None, "lease": None}
+            tx.move(key, State.COMMITTED, epoch=held.epoch, why="every sink promoted", **clear, **found)
+            hit("finish.inside")
+        return tx.revision(key)
+
+    # --- abort -------------------------------------------------------------------------------------------------------
+
+    def abort(self, tx: Transaction, revision: Revision, why: str, *, unleased: bool = False) -> Revision:
+        """Move a revision to ABORTING before its commit point; after the commit point change nothing."""
+        held = tx.hold(revision.key)
+        if held.state in UNDECIDED and held.run != revision.run:  # another run took it over (R15)
+            raise Fenced(fenced("abort", revision, held))
+        if held.state in UNDECIDED or held.epoch != revision.epoch:
+            tx.move(
+                revision.key,
+                State.ABORTING,
+                epoch=revision.epoch,
+                why=why,
+                unleased=unleased,
+                error=_cause(tx, held, why)[:1000],
+                lease=self.lease,
+            )
+            hit("abort.inside")
+        return tx.revision(revision.key)
+
+    def release(self, tx: Transaction, checkpoint_id: int, why: str) -> None:
+        """Free the input of an aborted checkpoint, so that a later one may take it; its number is not used again."""
+        tx.lock(self.pipeline)
+        if not tx.release(self.pipeline, checkpoint_id, why):
+            msg = (
+                f"checkpoint {self.pipeline}/{checkpoint_id}: only one whose revisions are all aborted can be"
+                " released; abort it first"
+            )
+            raise IllegalTransition(msg)
+
+
+def in_lane(unfinished: Sequence[Revision], mine: Revision) -> list[Revision]:
+    """Return the decided, unpromoted revisions of a lane, by commit_seq.
+
+    Checkpoints that follow each other share the regular lane; a slot and a replacement have one of their own.
+    """
+    decided = [r for r in unfinished if r.state is State.COMMITTING]
+    if mine.in_order:
+        return [r for r in decided if r.in_order]
+    return [r for r in decided if r.checkpoint_id == mine.checkpoint_id]
+
+
+def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
+    """Return what the record keeps of a parked revision: its reason in words, and the kind for each sink."""
+    reason = "; ".join(f"{sink}: {why}" for sink, (why, _) in failed.items())
+    return reason, {sink: kind for sink, (_, kind) in failed.items()}
+
+
+def totals(participants: Sequence[Participant], quarantines: Collection[str]) -> dict[str, Any]:
+    """Return what the record says of a revision as a whole; what was set aside is no output.
+
+    Each write holds the same rows; only a job of one's own, or a restage, may give one more than another.
+    """
+    manifests = [p.manifest for p in participants if p.stages and p.name not in quarantines]
+    rows = max((int(manifest.get("rows", 0)) for manifest in manifests), default=0)
+    return {"rows": rows, "bytes": sum(int(manifest.get("bytes", 0)) for manifest in manifests)}
+
+
+def _cause(tx: Transaction, ended: Revision, why: str) -> str:
+    """Say why a revision ends: first what failed, or who voted no, then how that came to end it."""
+    known = ended.error
+    if known is None:
+        refused = [p for p in tx.participants(ended.key) if p.vote is False]
+        known = "; ".join(f"{p.name}: {p.reason or 'voted no'}" for p in refused)
+    return f"{known}; {why}" if known and known not in why else why
+
+
+def fenced(what: str, mine: Revision, found: Revision) -> str:
+    """Say why a process has to stop."""
+    return (
+        f"checkpoint {mine.key}: {what} for epoch {mine.epoch} refused,"
+        f" found {found.state.lower()} at epoch {found.epoch}; nothing was changed"
+    )
