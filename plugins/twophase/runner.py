@@ -271,7 +271,7 @@ class Runner:
             else:
                 revision = taken.revision if isinstance(taken, Opened) else taken
                 if revision is not None and revision.state in UNDECIDED:
-                    log.info("%s: begun, epoch %s", revision.key, revision.epoch)
+                    log.info("%s: begun", revision.key)
                 return taken
 
     def _stage_and_vote(self, attempt: Revision) -> None:
