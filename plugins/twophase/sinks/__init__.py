@@ -1,4 +1,4 @@
-"""What a checkpoint writes. Each sink is loaded when it is first asked for: a DAG's file pays for what it declares."""
+"""The sinks that users declare. Each is imported when first used, so a DAG file pays only for what it declares."""
 
 from __future__ import annotations
 

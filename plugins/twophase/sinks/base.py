@@ -1,41 +1,44 @@
-"""What a checkpoint writes: the few methods that every sink has, and what each must guarantee.
+"""The base class of all sinks: which methods a sink has, who calls each of them, and what each must guarantee.
 
-The proper sequence of calls for one revision and one sink, and who makes them:
+The calls for one revision and one sink, in order, and who makes them:
 
-    0. `join`      when a pipeline declares it: under which name. What the Spark job builds of it is never told.
-    1. `prepare`   in the submitter, before anything is recorded: can this sink be written to? Creates what must exist.
+    0. `join`      when a pipeline declares the sink: says the pipeline and the name of the write. The copy of the sink
+                   that the Spark job builds does not get this call.
+    1. `prepare`   in the submitter, before anything is recorded: checks that the sink can be written to, and creates
+                   what must exist.
     2. `place`     in the submitter, inside the transaction that opens an attempt: names a staging place private to the
                    attempt, and what its promotion replaces. It touches nothing, and is in the record before step 3.
-    3. `stage`     in the Spark driver and its executors: writes there, invisibly to every reader, makes it durable, and
-                   returns the manifest's summary: rows, bytes, schema, and a digest that stands for all of it.
+    3. `stage`     in the Spark driver and its executors: writes to that place, which no reader looks at, makes it
+                   durable, and returns the manifest's summary: rows, bytes, schema, and a digest of the manifest.
                    (A Spark job of the user's own writes to `staging_path`; `inspect` then does the rest.)
     4. `check`     in the submitter: compares storage with the manifest. Only then is the yes vote recorded.
        ---- the commit point ----
     5. `promote`   in the committer: one atomic step that makes the output visible and carries its marker.
-       `find`      in recovery, and after a promotion whose outcome is unknown: where does it stand, by its marker?
-       or, instead of 5, after the move to ABORTING: `discard`.
-       A restage of what is decided is steps 1 to 5 again; before its vote `discard_earlier` sees to it that nobody can
-       promote what earlier attempts staged, and `find` reads the marker once more.
+       `find`      in recovery, and after a promotion whose outcome is unknown: reads the marker, and says whether the
+                   output is promoted.
+       Instead of 5, after the move to ABORTING: `discard`.
+       A restage of a decided revision makes steps 1 to 5 again. Before its vote `discard_earlier` removes what earlier
+       attempts staged, so that nobody can promote it, and `find` reads the marker once more.
 
 `promote`, `find`, `check`, `discard` and `discard_earlier`
 
-- may be **repeated**: by the same process, or by another one after a crash in the middle of them. The second call finds
-  what the first one did by the marker, never by its own memory, and changes nothing.
+- may be **repeated**: by the same process, or by another one after a crash in the middle of them. The second call sees
+  by the marker what the first one did, never by its own memory, and changes nothing.
 - may be **late**: from a process that was stopped for an hour while others promoted, replaced and swept. It must not
-  bring back what was replaced, nor show anything twice; so what it does and the look at the marker are one step.
-- may be **interrupted** anywhere. What they leave the next call finds, or the sweeper does, by `attempts`.
+  bring back what was replaced, nor show anything twice. So reading the marker and acting on it are one atomic step.
+- may be **interrupted** anywhere. The next call finds what was left behind, or the sweeper does, by `attempts`.
 - may **race** with themselves in other processes: one of them promotes, the others see ALREADY_PROMOTED.
 
 A promotion ends in one of five outcomes (`Outcome`): PROMOTED, ALREADY_PROMOTED, RETRY_LATER (down or locked, nothing
-changed), FAILED (for a reason that only a person can mend; the marker was read again before saying so) or UNKNOWN (the
-reply was lost: `find` is asked next). They never raise for these.
+changed), FAILED (a person has to act; the marker was read again before saying so) or UNKNOWN (the reply was lost:
+`find` is called next). `promote` and `find` return these; they do not raise.
 
-The handle of `promote` has, beside what `place` named, `commit_seq` and `receipt`: what the record knows of the
-decision. A sink that keeps the latter before it shows anything lets a record that was restored from a backup be brought
-up to what its sinks hold (`twophase reconcile`).
+The handle of `promote` has `commit_seq` and `receipt` beside what `place` named: what the record knows of the decision.
+A sink that stores the receipt before it shows any output can tell a restored record what it has forgotten
+(`twophase reconcile`).
 
-A sink that keeps its marker as a high-water mark declares `ordered`: then no promotion of the pipeline overtakes
-another in it, replacements included. A sink that cannot take back what it has shown says so in `objection`.
+A sink that keeps its marker as a high-water mark declares `ordered`: then its promotions follow each other by
+`commit_seq`, replacements included. A sink that cannot take back what it has shown says so in `objection`.
 """
 
 from __future__ import annotations
@@ -54,25 +57,25 @@ if TYPE_CHECKING:
     from twophase.row_queries.base import RowSet
 
 
-#: How often what earlier attempts staged is looked for, before it is left to whoever comes next.
+#: How often `until_gone` looks for what earlier attempts staged, before it gives up with SinkUnavailable.
 LOOKS = 20
-#: How many looks have to agree that nothing is there: one alone may miss what is renamed at that moment.
+#: How many looks in a row have to find nothing: one alone may miss a folder that is renamed at that moment.
 ENOUGH = 2
 
 
 class Attempt(NamedTuple):
-    """Something an attempt left on storage, as the sweeper sees it; the key's pipeline is the asker's."""
+    """Something an attempt left on storage, as the sweeper sees it; the pipeline is the one that is being swept."""
 
     checkpoint_id: int
     revision: int
     attempt: int
     path: str
-    #: A manifest: unlike staged output it stays of use after the promotion of its attempt.
+    #: True: it is a manifest, which is still needed after the promotion of its attempt; staged output is not.
     manifest: bool = False
 
 
 class Superseded(NamedTuple):
-    """A revision that a later one took the place of, as it lies on storage."""
+    """A superseded revision that is still on storage."""
 
     checkpoint_id: int
     revision: int
@@ -80,7 +83,7 @@ class Superseded(NamedTuple):
 
 
 def two_owners(what: str, owner: str) -> str:
-    """Say why a pipeline may not write to what is another's, and what can be done."""
+    """Return the message for a table that belongs to another pipeline, with the remedy."""
     way = f"hand this one over: `twophase hand-over {owner} …`"
     return f"{what} belongs to pipeline {owner!r}, and two cannot share one; write to another table, or {way}"
 
@@ -88,10 +91,10 @@ def two_owners(what: str, owner: str) -> str:
 def until_gone(
     key: Key, attempt: int, attempts: Callable[[], Iterable[Attempt]], remove: Callable[[Attempt], None]
 ) -> None:
-    """Remove what attempts before one staged, until two looks in a row find nothing of them.
+    """Remove what attempts before this one staged, until two looks in a row find nothing.
 
-    Their promoters may be at it, and move what they took while it is looked for. Manifests stay: one of them may say
-    what was promoted before.
+    Promoters of those attempts may still be moving folders, so a single look may miss one. Manifests stay: one of them
+    may describe what was promoted before.
     """
     missed = 0
     for _ in range(LOOKS):
@@ -109,46 +112,46 @@ class Sink(Declared):
     """One output of a pipeline. Subclasses say how it is staged, promoted, found and discarded."""
 
     public_module = "twophase.sinks"
-    #: These two are for sinks of a user's own that do not say it themselves.
+    #: The defaults for a user's own sink that does not declare these two itself.
     identity: ClassVar[tuple[str, ...]] = ("format", "timezone", "partition_by", "slot_folder", "slot_column")
     fixed_while_pending: ClassVar[tuple[str, ...]] = ("path", "table", "catalog", "mode", "key")
 
-    #: The pipeline that declares it; None: it was built by itself.
+    #: The pipeline that declares the sink; None: it is not part of a pipeline.
     pipeline: str | None = None
 
     #: Whether promotion copies or moves the staged output away, so that what is left in staging is dead (R11).
     copies = True
-    #: Whether its promotions have to follow each other by commit_seq, replacements included (R12).
+    #: Whether promotions have to follow each other by commit_seq, replacements included (R12).
     ordered = False
-    #: Whether the places of its slots go by a clock, and by that of which time zone; None: UTC's.
+    #: Whether the place of a slot depends on local time, and the time zone that counts; None: UTC.
     zoned: bool = False
     timezone: str | None = None
 
     @property
     def slotted(self) -> bool:
-        """Say whether a slot owns a place of its own in it."""
+        """Say whether each slot owns a place of its own in this sink."""
         return False
 
     @abstractmethod
     def location(self) -> str:
-        """Return what nobody else may write to: two pipelines on one location are refused."""
+        """Return the place that only one pipeline may write to: a second one on the same location is refused."""
 
     def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:  # noqa: ARG002 - for those that care
-        """Hear which pipeline declares it, under which name, and whether it goes by slots: all outlive restarts."""
+        """Take note of the pipeline that declares this sink, the name of the write, and whether it goes by slots."""
         self.pipeline = pipeline
 
     def owner(self) -> str | None:
-        """Return the pipeline that the target itself names as its owner; None: it names none."""
+        """Return the pipeline that the target itself names as its owner; None if it names none."""
         return None
 
     def hand_over(self, to: str) -> None:  # noqa: ARG002 - for sinks that can
-        """Let the target belong to another pipeline from now on; ConfigError if what it holds stands in the way."""
+        """Make another pipeline the owner of the target; ConfigError if what the target holds forbids it."""
         self._refuse(
             "what it holds is known by the checkpoints of its pipeline; let the other one write to another table"
         )
 
     def connections(self) -> tuple[str, ...]:
-        """Return the ids of the connections that `stage` needs: they reach the Spark driver by its environment."""
+        """Return the ids of the connections that `stage` needs; the Spark driver gets them in its environment."""
         return ()
 
     def reading_connections(self) -> tuple[str, ...]:
@@ -156,26 +159,27 @@ class Sink(Declared):
         return self.connections()
 
     def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - for sinks that cannot
-        """Say why a committed checkpoint cannot be run again here; None: it can.
+        """Say why a committed checkpoint cannot be run again here; None if it can.
 
-        `latest`: nothing that stays as it is came after it. It is the latest of its pipeline, or one of a replay that
-        goes on through the latest; slots do not come after each other.
+        `latest`: True if no later checkpoint would keep output computed from the old revision. That is so for the
+        latest checkpoint of a pipeline, and for those of a replay that goes on through the latest. Slots are unordered,
+        so it is always true for them.
         """
         return None
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders that are this sink's own: nothing else may be read from or written into them."""
+        """Return the folders that belong to this sink alone: no other read or write may use them."""
         return ()
 
     def prepare(self, slot: str | None = None) -> None:
         """Check, before anything is recorded, that this sink can be written to; create what must exist."""
 
     def claim(self, slot: str) -> Claim | None:  # noqa: ARG002 - for sinks where slots have places of their own
-        """Return what a slot alone may write; None: slots do not meet in it. Looks at nothing."""
+        """Return the place that only this slot may write; None if slots cannot collide here. Reads no storage."""
         return None
 
     def adopt(self, key: Key, slot: str) -> Output | None:  # noqa: ARG002 - for sinks that can
-        """Describe what is in the slot's place though nobody recorded it, and mark it; None: there is nothing."""
+        """Describe and mark unrecorded data that is in the slot's place already; None if there is none."""
         return None
 
     @abstractmethod
@@ -189,11 +193,11 @@ class Sink(Declared):
         """Write the frame to the staging place, durably; return the manifest's summary. Runs in the Spark driver."""
 
     def staging_path(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - for sinks that can
-        """Return where a Spark job of the user's own writes what `inspect` then looks at."""
+        """Return the path that a Spark job of the user's own writes to; `inspect` looks at it afterwards."""
         self._refuse("it is written by a transform, not by a job of one's own")
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ARG002 - for sinks that can
-        """Make durable what such a job wrote; return the manifest's summary. Runs in the submitter."""
+        """Make durable what the user's own job wrote; return the manifest's summary. Runs in the submitter."""
         self._refuse("it is written by a transform, not by a job of one's own")
 
     @abstractmethod
@@ -205,15 +209,16 @@ class Sink(Declared):
         self._refuse("it cannot be audited; leave it out with on=…")
 
     def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - for sinks that can
-        """Return the rows that a staged output would change, as they are and as they would be.
+        """Return the rows that a staged output would change: as they are now, and as they would be after promotion.
 
-        For sinks that go by keys, or take out rows of others. None: it is compared with the one that it replaces.
+        For sinks that go by keys, or that remove rows of other checkpoints. None: the output is compared with the
+        revision that it replaces.
         """
         return None
 
     @abstractmethod
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Say where the output stands without changing it."""
+        """Say whether the output is promoted, staged or lost; change nothing."""
 
     @abstractmethod
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -221,12 +226,12 @@ class Sink(Declared):
 
     @abstractmethod
     def discard(self, key: Key, handle: Json) -> None:
-        """Remove what the attempts of a dead revision staged."""
+        """Remove what the attempts of an aborted revision staged."""
 
     def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:  # noqa: ARG002 - for sinks that go by it
         """Remove what earlier attempts of a decided revision staged, so that nobody can promote it any more (R21).
 
-        Called by a restage, once the new attempt is staged. `handle` is that of what was voted for last.
+        A restage calls it once the new attempt is staged. `handle` is that of the attempt that was voted for last.
         """
         until_gone(key, attempt, self.attempts, self.remove)
 
@@ -235,52 +240,52 @@ class Sink(Declared):
         """List what attempts left on storage outside the table."""
 
     def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:  # noqa: ARG002 - for sinks that can
-        """List what attempts of these revisions (checkpoint, revision → newest attempt) left, and what else is at hand.
+        """List what attempts of these revisions (checkpoint, revision → newest attempt) left; it may list more.
 
-        A sink that would have to go through its whole history for all of it goes by the revisions.
+        A sink where `attempts` would go through the whole history looks for these revisions only.
         """
         return self.attempts()
 
     @abstractmethod
     def remove(self, left: Attempt) -> None:
-        """Remove one of those; the record said that it is dead."""
+        """Remove one leftover of `attempts`; the record said that it is dead."""
 
     def superseded(self) -> Iterator[Superseded]:
-        """List the revisions that later ones took the place of, as far as the sink keeps them."""
+        """List the superseded revisions that the sink still keeps."""
         return iter(())
 
     def forget(self, old: Superseded) -> None:
-        """Remove one of those; the record said that its retention is over."""
+        """Remove one superseded revision; the record said that its retention is over."""
 
     @abstractmethod
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with what the sink holds; yield each difference in words."""
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:  # noqa: ARG002 - for sinks that can
-        """Yield what is visible in the sink but is no committed checkpoint's, as far as that can be told."""
+        """Yield what is visible in the sink but belongs to no committed checkpoint, as far as the sink can tell."""
         return iter(())
 
     # --- for a record that is older than the sink --------------------------------------------------------------------
 
     def newest(self, pipeline: str) -> int | None:  # noqa: ARG002 - for sinks that can
-        """Return the highest commit_seq that it was given of a pipeline, 0 for none; one cheap look, whatever it holds.
+        """Return the highest commit_seq that the sink knows of a pipeline, 0 for none; cheap, however much it holds.
 
-        None: it was never told a number, and only `markers` can say what it holds.
+        None: the sink knows no numbers, and only `markers` can say what it holds.
         """
         return None
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:  # noqa: ARG002 - for sinks that can
-        """Yield the receipts that it keeps of a pipeline's decisions, from one commit_seq on, in order."""
+        """Yield the receipts of a pipeline's decisions, from one commit_seq on, in order."""
         return iter(())
 
     def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - for sinks that can
-        """Yield checkpoint and revision of all that it shows of a pipeline, as far as it can tell, however much."""
+        """Yield checkpoint and revision of a pipeline's visible output, as far as the sink can tell; may be slow."""
         return iter(())
 
     # --- reading: for sinks that can be read by the record -----------------------------------------------------------
 
     def check_readable(self, outputs: Sequence[Output] = ()) -> None:  # noqa: ARG002 - for sinks where it depends
-        """Raise ConfigError unless decided revisions, these if any, can be read by the record."""
+        """Raise ConfigError unless the sink, and these revisions of it if any are given, can be read by the record."""
         if type(self).read is Sink.read:
             self._refuse("it cannot be read by the record; read it with its own tools")
 
@@ -293,11 +298,11 @@ class Sink(Declared):
         self._refuse("it is no table of files; read it with its own tools")
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401, ARG002 - a SparkSession, a DataFrame
-        """Return a frame over decided revisions."""
+        """Return a DataFrame over decided revisions."""
         self._refuse("it cannot be read by the record; read it with its own tools")
 
     def committed(self, output: Output) -> RowSet:  # noqa: ARG002 - for sinks that can
-        """Return what a decided revision holds, for comparisons."""
+        """Return the rows of a decided revision, for comparisons."""
         self._refuse("it cannot be compared")
 
     def _refuse(self, why: str) -> NoReturn:
@@ -305,7 +310,7 @@ class Sink(Declared):
         raise ConfigError(msg)
 
     def widens(self, before: str, after: str) -> bool:  # noqa: ARG002 - for sinks that can
-        """Say whether a column of one type may go on as one of another: with what is there, and all who read it."""
+        """Say whether a column may change from one type to another, so that old data and all readers still work."""
         return False
 
     def by_position(self) -> bool:

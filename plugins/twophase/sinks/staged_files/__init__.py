@@ -1,1 +1,1 @@
-"""What sinks of files share: names of folders, the seal, the check of a manifest, receipts, the owner."""
+"""What the sinks that stage files share: names of folders, the seal, the check of a manifest, receipts, the owner."""

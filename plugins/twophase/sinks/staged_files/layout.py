@@ -1,7 +1,7 @@
-"""Where a files table keeps what: the names of its folders, markers and manifests.
+"""The names of folders, markers and manifests of a files table; log tables and write-ahead sinks use some of them.
 
     <table>/checkpoint=00000017/dt=2026-11-15/part-….parquet     visible: readers see whole checkpoints only
-    <table>/checkpoint=00000017/_manifest.r1.a3.<xxh3>           the marker: empty, its name says all
+    <table>/checkpoint=00000017/_manifest.r1.a3.<xxh3>           the marker: an empty file, its name says all
     <table>.twophase/manifests/00000017.r1.a3.json               the manifest, durable before the vote
     <table>.twophase/staging/00000018.r1.a3.7c1e09ab/…           pre-committed, private to one attempt
     <table>.twophase/taken/00000018.r1.a3.<uuid>/…               one promoter's own, on its way to the table (R1)
@@ -27,16 +27,16 @@ MARKER = re.compile(r"_manifest\.r(\d+)\.a(\d+)\.([0-9a-f]{16})")
 CHECKPOINT = re.compile(r"checkpoint=(\d{8,})")
 ATTEMPT = re.compile(r"(\d{8,})\.r(\d+)\.a(\d+)\..+")
 SUPERSEDED = re.compile(r"(\d{8,})\.r(\d+)")
-#: What keeps the name of a swept revision taken where folders cannot be exchanged.
+#: The file that stays under superseded/ in place of a swept revision, where folders cannot be exchanged (R3).
 TOMBSTONE = "_swept"
-#: What the names of folders under taken/ end in that no promoter takes any more.
+#: The endings of folders under taken/ that no promoter takes any more.
 DEAD = (".junk", ".dead")
-#: What the side folder of a table has in it.
+#: The folders in the folder beside a table.
 SIDES = ("staging", "taken", "manifests", "superseded")
 
 
 class Marker(NamedTuple):
-    """What a marker's name says."""
+    """A marker, as its file name says it."""
 
     revision: int
     attempt: int
@@ -48,7 +48,7 @@ class Marker(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> Marker | None:
-        """Read a file's name; None: it is no marker."""
+        """Read a marker from a file's name; None if it is no marker."""
         match = MARKER.fullmatch(name)
         return cls(int(match[1]), int(match[2]), match[3]) if match else None
 
@@ -59,22 +59,22 @@ def markers(folder: Path | int) -> list[Marker]:
 
 
 def side(table: Path) -> Path:
-    """Return the folder beside a table."""
+    """Return the folder beside a table: it holds all that readers of the table must not see."""
     return table.with_name(f"{table.name}.twophase")
 
 
 class FilesPaths:
-    """Where one attempt's output is, was, or will be."""
+    """The paths of one attempt's output: staged, taken, visible and superseded."""
 
     storage: Storage = DISK
 
     def __init__(self, key: Key, handle: Json) -> None:
-        """Derive every path from what the record keeps."""
+        """Derive every path from the handle in the record."""
         self.key = key
         self.table = Path(handle["table"])
         self.side = side(self.table)
         self.name: str = handle["name"]
-        #: Digests that were voted for before a restage: what they stand for may still turn up (R10).
+        #: Digests that were voted for before a restage: the output with such a digest may still turn up (R10).
         self.earlier: list[str] = handle.get("earlier", [])
         #: The marker of the committed revision that this one takes the place of.
         self.replaces: Marker | None = Marker.parse(handle.get("replaces") or "")
@@ -85,7 +85,7 @@ class FilesPaths:
 
     @property
     def parents(self) -> list[Path]:
-        """Return the folders that lead to the visible one: the table, and those in it for slots that lie deeper."""
+        """Return the folders above the visible one, from the table down; a slot folder may lie several levels deep."""
         below = self.visible.relative_to(self.table).parts[:-1]
         return [self.table.joinpath(*below[:length]) for length in range(len(below) + 1)]
 
@@ -94,23 +94,23 @@ class FilesPaths:
         return self.side / "manifests" / f"{self.key.checkpoint_id:08d}.r{self.key.revision}.a{attempt}.json"
 
     def superseded(self, revision: int) -> Path:
-        """Return where a revision of this checkpoint goes when it is replaced."""
+        """Return the folder that a revision of this checkpoint is moved to when it is replaced."""
         return self.side / "superseded" / f"{self.key.checkpoint_id:08d}.r{revision}"
 
     @property
     def reachable(self) -> bool:
-        """Say whether the table is there: it is not, if its storage is not mounted."""
+        """Say whether the table's folder is there; False if its storage is not mounted."""
         return self.table.is_dir()
 
     def make_sides(self) -> None:
-        """Make the folders that promotion moves into, if somebody removed them: they are empty most of the time."""
+        """Make taken/ and superseded/ again if somebody removed them; they are empty most of the time."""
         for folder in (self.taken, self.superseded(0).parent):
             if self.side.is_dir() and not folder.exists():
                 folder.mkdir(exist_ok=True)
                 disk.fsync_folder(self.side)
 
     def taken_by_others(self, prefix: str | None = None) -> list[Path]:
-        """List the folders of this attempt (or with another prefix) that a promoter took and left."""
+        """List the folders under taken/ of this attempt, or of another prefix: promoters have taken them."""
         start = f"{self.prefix if prefix is None else prefix}."
         try:
             with os.scandir(self.taken) as entries:

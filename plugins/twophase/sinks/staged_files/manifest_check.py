@@ -1,4 +1,4 @@
-"""A folder against its manifest."""
+"""Compares a folder with its manifest: called before the vote, by promoters, and by `twophase verify`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Keeper(Protocol):
-    """Who knows where the manifests of a revision are."""
+    """What `load` needs of a revision: where its manifests are."""
 
     key: Key
     storage: Storage
@@ -31,7 +31,7 @@ class Keeper(Protocol):
 
 
 def load(place: Keeper, attempt: int, digest: str) -> Manifest:
-    """Load a manifest, if it is the one that the digest stands for."""
+    """Load a manifest; ManifestMismatch if it is gone or has another digest."""
     path = place.manifest(attempt)
     try:
         content = place.storage.read(path)
@@ -45,9 +45,9 @@ def load(place: Keeper, attempt: int, digest: str) -> Manifest:
 
 
 def check(folder: Where, manifest: Manifest, storage: Storage = DISK) -> list[str]:
-    """Raise ManifestMismatch unless a folder holds all that its manifest says; return what it holds besides.
+    """Raise ManifestMismatch unless a folder holds every file of its manifest; return the files that it holds besides.
 
-    Size and modification time tell; a file whose time changed is read again and must still have its checksum.
+    Size and modification time are compared. Only a file whose time changed is read, and must still have its checksum.
     """
     found = dict(storage.walk(folder))
     for file in manifest.files:
@@ -74,7 +74,7 @@ def differences(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def damages(folder: Where, manifest: Manifest, storage: Storage) -> Iterator[str]:
-    """Compare the files of a manifest with the folder's, byte by byte; what else is there does not matter."""
+    """Compare the files of a manifest with those in the folder, byte by byte; other files there do not matter."""
     found = dict(storage.walk(folder)) if storage.has(folder) else {}
     yield from _damages(folder, manifest, found, storage)
 

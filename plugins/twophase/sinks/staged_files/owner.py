@@ -1,9 +1,10 @@
-"""Which pipeline a table of files belongs to: a file beside its manifests says so, whichever path leads there.
+"""The owner file of a table: it names the one pipeline that may write there. Called by the files and log table sinks.
 
     <table>.twophase/owner      the pipeline's name (of a Delta table <table>/_twophase/owner)
 
-It is made once, by the first pipeline that prepares to write there. Folders and files are named by the numbers of
-checkpoints: what two pipelines put into one table nobody could tell apart.
+The first pipeline that prepares to write there creates it. Folders and files are named by checkpoint numbers only, so
+nobody could tell apart what two pipelines put into one table. The file lies beside the manifests, so it is found by
+whichever path the table is reached.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OWNER = "owner"
 
 
 def owner_of(storage: Storage, home: str) -> str | None:
-    """Return what the file says; None: there is none."""
+    """Return the pipeline that the owner file names; None if there is no file."""
     try:
         return storage.read(f"{home}/{OWNER}").decode().strip()
     except FileNotFoundError:
@@ -29,13 +30,13 @@ def owner_of(storage: Storage, home: str) -> str | None:
 
 
 def objection(storage: Storage, home: str, pipeline: str) -> str | None:
-    """Say that a table is another pipeline's; None: it is this one's, or nobody has taken it yet."""
+    """Say that a table belongs to another pipeline; None if it belongs to this one, or to nobody yet."""
     owner = owner_of(storage, home)
     return None if owner in {None, pipeline} else two_owners("the table", str(owner))
 
 
 def claim(storage: Storage, home: str, who: str, pipeline: str | None) -> None:
-    """Take a table for a pipeline; ConfigError if it is another's, by its file or by a manifest that is there."""
+    """Make a pipeline the owner of a table; ConfigError if the owner file or a manifest names another one."""
     if pipeline is None:
         return
     owner = owner_of(storage, home)
@@ -50,7 +51,7 @@ def claim(storage: Storage, home: str, who: str, pipeline: str | None) -> None:
 
 
 def _by_manifests(storage: Storage, home: str) -> str | None:
-    """Return whose the manifests are, in a table that nobody has taken yet; None: there are none."""
+    """Return the pipeline that the first manifest names, for a table without an owner file; None if there is none."""
     for name, path in storage.entries(f"{home}/manifests"):
         if name.endswith(".json"):
             return str(json.loads(storage.read(path))["pipeline"])
@@ -58,7 +59,7 @@ def _by_manifests(storage: Storage, home: str) -> str | None:
 
 
 def hand_over(storage: Storage, home: str, to: str) -> str | None:
-    """Let a table without any checkpoint belong to another pipeline; say why not, if it has one."""
+    """Make another pipeline the owner, and return None; if the table has a checkpoint, return why that cannot be."""
     if owner := _by_manifests(storage, home):
         return f"what it holds is known by the checkpoints of pipeline {owner!r}; let {to!r} write to another table"
     storage.replace(f"{home}/{OWNER}", f"{to}\n".encode())

@@ -1,10 +1,11 @@
-"""The receipts of decisions beside a table: what a record that has forgotten them is told by.
+"""Receipts of decisions, kept as files beside a table. Promoters write them, `twophase reconcile` reads them.
 
     <home>/receipts/<pipeline>/000000012/000000012345.json      of the decision with commit_seq 12,345
 
-A receipt is kept before the output becomes visible, so whatever a table shows has one. It says all that the record knew
-of the decision: the input, the participants, when, by whom. One commit_seq is one decision's for ever; a record that is
-older than the table, and gives it to another, is told so here. Folders of a thousand keep "which is the newest?" cheap.
+A receipt is written before the output becomes visible, so every visible output has one. It says all that the record
+knew of the decision: the input, the participants, when, by whom. A commit_seq belongs to one decision for ever. A
+record that was restored from a backup may give it to another decision; `keep` refuses that. Each folder holds a
+thousand receipts, so that finding the newest one is cheap.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DONE = ".done"
 
 @dataclass(frozen=True)
 class Receipts:
-    """What is kept in one place, of any pipeline that ever wrote there."""
+    """The receipts beside one table, of every pipeline that ever wrote there."""
 
     storage: Storage
     home: Where
@@ -37,9 +38,9 @@ class Receipts:
         return f"{self._folder(pipeline)}/{seq // SHARE:09d}/{seq:012d}{suffix}"
 
     def keep(self, receipt: Json | None) -> str | None:
-        """Keep a receipt, durably; return why it cannot be: its number is another decision's. Repeatable.
+        """Write a receipt, durably; return why not, if its number belongs to another decision. Repeatable.
 
-        What is staged again after its decision has a later epoch, and the later one stays.
+        A restage raises the epoch; of two receipts of one decision the one with the later epoch stays.
         """
         if receipt is None:
             return None
@@ -57,7 +58,7 @@ class Receipts:
         return None
 
     def of(self, pipeline: str, seq: int) -> Json | None:
-        """Return the receipt of a decision; None: there is none."""
+        """Return the receipt of a decision; None if there is none."""
         try:
             found: Json = json.loads(self.storage.read(self._path(pipeline, seq)))
         except FileNotFoundError:
@@ -65,7 +66,7 @@ class Receipts:
         return found
 
     def newest(self, pipeline: str) -> int | None:
-        """Return the highest commit_seq that has a receipt; None: there is none."""
+        """Return the highest commit_seq that has a receipt; None if there is none."""
         for share in reversed(self._shares(pipeline)):
             if found := self._numbers(pipeline, share):
                 return max(found)
@@ -87,15 +88,15 @@ class Receipts:
         stems = [name.removesuffix(_SUFFIX) for name, _ in entries if name.endswith(_SUFFIX)]
         return [int(stem) for stem in stems if stem.isdigit()]
 
-    # --- for a sink whose own memory is elsewhere --------------------------------------------------------------------
+    # --- for a write-ahead sink, whose committer may have been restored from a backup --------------------------------
 
     def close(self, receipt: Json | None) -> None:
-        """Note that all of a decision was carried out here."""
+        """Note that the output of a decision was sent completely."""
         if receipt is not None:
             self.storage.create(self._path(receipt["pipeline"], receipt["commit_seq"], _DONE), b"")
 
     def is_closed(self, key: Key, seq: int) -> bool:
-        """Say whether all of a decision was carried out here."""
+        """Say whether the output of a decision was sent completely."""
         try:
             self.storage.read(self._path(key.pipeline, seq, _DONE))
         except FileNotFoundError:
@@ -105,12 +106,12 @@ class Receipts:
 
 
 def key_of(receipt: Json) -> Key:
-    """Return whose receipt it is."""
+    """Return the key of the revision that a receipt is of."""
     return Key(receipt["pipeline"], receipt["checkpoint_id"], receipt["revision"])
 
 
 def conflict(mine: Json, there: Json) -> str | None:
-    """Say that a commit_seq is another decision's; None: it is the same one."""
+    """Say that two receipts of one commit_seq are of different decisions; None if they are of the same one."""
     if key_of(mine) == key_of(there):
         return None
     return (

@@ -1,4 +1,4 @@
-"""What Spark wrote into a staging folder, made durable and described by a manifest."""
+"""Makes what Spark wrote into a staging folder durable, and writes its manifest. Called by sinks that stage files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from twophase.storage.base import FileFacts, Storage, Target, Where
 
 
 class StagingPaths(Protocol):
-    """Where one attempt's output is staged, and its manifest goes."""
+    """The paths of one attempt's staged output and of its manifest."""
 
     key: Key
     storage: Storage
 
     @property
     def side(self) -> Where:
-        """Return the folder that both are in."""
+        """Return the folder that holds both the staged files and the manifest."""
         ...
 
     @property
     def staged(self) -> Where:
-        """Return the folder of its files."""
+        """Return the folder of the staged files."""
         ...
 
     def manifest(self, attempt: int) -> Where:
@@ -37,7 +37,7 @@ class StagingPaths(Protocol):
 
 
 class Written(NamedTuple):
-    """What was written, and how it is read."""
+    """What Spark wrote, and how to read it."""
 
     attempt: int
     sink: str
@@ -49,14 +49,14 @@ class Written(NamedTuple):
 
 
 def prefix(key: Key, attempt: int) -> str:
-    """Return what the names of an attempt's files begin with."""
+    """Return the prefix of the names of an attempt's files (R17)."""
     return f"part-r{key.revision}-a{attempt}"
 
 
 def seal(place: StagingPaths, written: Written, known: Mapping[str, FileFacts] | None = None) -> Json:
-    """Make what lies in the staging folder durable, and keep its manifest; return the manifest's summary.
+    """Make the files in the staging folder durable, and write the manifest; return the manifest's summary.
 
-    `known` is what the writers said of their files, where they did.
+    `known` is what the writers reported of their files, if they did.
     """
     key, attempt = place.key, written.attempt
     hit("stage.written")
@@ -80,7 +80,7 @@ def seal(place: StagingPaths, written: Written, known: Mapping[str, FileFacts] |
 
 @contextmanager
 def explained(place: StagingPaths, sink: str) -> Iterator[None]:
-    """Say in words that the storage is full."""
+    """Raise NoSpace where the operating system says that the storage is full."""
     try:
         yield
     except OSError as error:
