@@ -1,1 +1,1 @@
-"""A table of files: one folder per checkpoint or slot."""
+"""The files sink: a table of files, with one folder per checkpoint or slot."""

@@ -1,4 +1,4 @@
-"""What a folder holds that somebody else wrote."""
+"""Describes a folder that we did not write: one to adopt, or the output of a user's own job. For the files sink."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class Described(NamedTuple):
-    """What is in a folder."""
+    """The files and the columns that a folder holds."""
 
     files: tuple[StagedFile, ...]
     schema: Schema
 
 
 class Foreign:
-    """A folder that nobody of us made, held open: what is done to it is done to this one, wherever it is moved."""
+    """A folder that we did not make, held open, so that marking it hits this very folder even if it was moved."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Hold an open folder."""
+        """Keep the path and the descriptor of an open folder."""
         self.path = path
         self._descriptor = descriptor
 
     def describe(self, format: str, options: Json) -> Described | None:  # noqa: A002 - Spark's own word for it
-        """Describe what is there; None: its name stands for another folder by now."""
+        """Describe the files in it; None if the path leads to another folder by now."""
         try:
             files = describe(self.path, format, options)
             columns = schema(self.path, files, format)
@@ -49,14 +49,14 @@ class Foreign:
         return Described(files, columns) if (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino) else None
 
     def mark(self, marker: Marker) -> None:
-        """Put a marker in; another's, of a description that was made before files came or went, may be recorded."""
+        """Put a marker in; one of an earlier description may be there too, and either may be the recorded one."""
         os.close(os.open(str(marker), os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=self._descriptor))
         os.fsync(self._descriptor)
 
 
 @contextmanager
 def foreign(path: Path) -> Iterator[Foreign | None]:
-    """Hold a folder that is not ours yet; None: there is none, or it is one of our revisions."""
+    """Hold a folder open that is not ours yet; None if there is none, or if it holds one of our revisions."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def foreign(path: Path) -> Iterator[Foreign | None]:
 
 
 def describe(folder: Path, format: str, options: Json) -> tuple[StagedFile, ...]:  # noqa: A002 - Spark's own word
-    """Describe every file below a folder, in order; what readers skip has no rows."""
+    """Describe every file below a folder, in order; a file that readers skip counts as having no rows."""
     found = sorted((path, stat) for path, stat in disk.walk(folder) if Marker.parse(path) is None)
 
     def one(item: tuple[str, os.stat_result]) -> StagedFile:
@@ -84,7 +84,7 @@ def describe(folder: Path, format: str, options: Json) -> tuple[StagedFile, ...]
 
 
 def schema(folder: Path, files: Sequence[StagedFile], format: str) -> Schema:  # noqa: A002 - Spark's own word for it
-    """Return the columns of the newest file; none for formats whose files do not say."""
+    """Return the columns of the newest Parquet file; none for other formats, whose files do not say."""
     data = [file for file in files if listing.is_data(file.path)]
     if format != "parquet" or not data:
         return ()

@@ -1,4 +1,4 @@
-"""What attempts and replaced revisions left beside a table of files, for the sweeper."""
+"""Lists and removes what attempts and replaced revisions left beside a files table, for sweep, discard and restage."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from twophase.storage import disk
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What lies beside one table."""
+    """The leftovers beside one table."""
 
     table: Path
-    #: Whether a slot owns a folder of the table.
+    #: Whether each slot owns a folder of the table.
     slotted: bool
 
     @property
@@ -38,16 +38,16 @@ class Leftovers:
         return side(self.table)
 
     def attempts(self) -> Iterator[Attempt]:
-        """List what attempts left."""
+        """List staged and taken folders, and all manifests."""
         for name in SIDES[:3]:
             for entry, path in disk.entries(self.side / name):
                 if match := ATTEMPT.fullmatch(entry):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=name == "manifests")
 
     def of(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
-        """List staged and taken folders, and the manifests of their attempts and of these revisions, up to the newest.
+        """List staged and taken folders, and the manifests of their attempts and of these revisions' attempts.
 
-        Manifests are looked for by name: those of all that was ever committed are in the same folder.
+        It looks for each manifest by name and does not list their folder, which grows with every commit.
         """
         looked_for = {(*key, attempt) for key, newest in revisions.items() for attempt in range(1, newest + 1)}
         for name in SIDES[:2]:
@@ -62,13 +62,14 @@ class Leftovers:
                 yield Attempt(checkpoint_id, revision, attempt, path, manifest=True)
 
     def promotable(self) -> Iterator[Attempt]:
-        """List those that a promoter might take, in the order in which it moves them."""
+        """List what a promoter might still take, staging/ before taken/: the order in which it moves them."""
         yield from (left for left in self.attempts() if not left.path.endswith(DEAD))
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it.
+        """Remove one leftover, unless it is the manifest of visible output: then another record knows of it.
 
-        What an exchange brought out is not this attempt's, whatever its folder is called: it is put away.
+        A folder under taken/ may hold another revision than its name says, which an exchange moved there. That one is
+        put away, not removed.
         """
         path = Path(left.path)
         if left.manifest and self.is_visible(left):
@@ -84,9 +85,10 @@ class Leftovers:
         disk.remove(path, path.parent.parent / "taken")
 
     def _put_back(self, left: Attempt, found: Marker) -> None:
-        """Put away what an exchange brought out; if that is what is committed, let it change places again.
+        """Move a revision that an exchange took out of the table to superseded/, or back into the table.
 
-        The latter was lost, restaged and committed, while a promoter slept to whom the lost one came back.
+        It goes back if it is the committed one. That happens when staged output was lost, restaged and promoted, then
+        came back, and a late promoter exchanged it for the restaged copy.
         """
         path = Path(left.path)
         if found.revision < left.revision:
@@ -110,23 +112,23 @@ class Leftovers:
         return folder is not None and (self.table / folder / marker).exists()
 
     def superseded(self) -> Iterator[Superseded]:
-        """List what later revisions took the place of."""
+        """List the superseded revisions that are kept."""
         for entry, path in disk.entries(self.side / "superseded"):
             if (match := SUPERSEDED.fullmatch(entry)) and self._is_kept(path):
                 yield Superseded(int(match[1]), int(match[2]), path)
 
     @staticmethod
     def _is_kept(path: str) -> bool:
-        """Say whether anything but a tombstone is in a folder; another sweeper may have removed it."""
+        """Say whether a folder holds more than a tombstone; False if another sweeper has removed it."""
         try:
             return os.listdir(path) != [TOMBSTONE]  # noqa: PTH208 - a string
         except FileNotFoundError:
             return False
 
     def forget(self, old: Superseded) -> None:
-        """Remove one of those; where folders cannot be exchanged its name stays taken for ever (R3)."""
+        """Remove a superseded revision; where folders cannot be exchanged, a tombstone keeps its name for ever (R3)."""
         path = Path(old.path)
-        remains = f"{path.name}.a0"  # whoever is killed on the way leaves it under a name that the next sweep knows
+        remains = f"{path.name}.a0"  # a name that the next sweep recognises, if this one is killed half-way
         if disk.can_exchange(path.parent):
             disk.remove(path, self.side / "taken", remains)
             return

@@ -1,8 +1,9 @@
-"""How a staged folder gets into its table: taken, checked, then one rename, or one exchange with what it replaces.
+"""The promoter of the files sink: takes a staged folder, checks it, and renames it into the table.
 
-Any number of promoters may do this at once, be stopped between any two steps, and wake up after the result was replaced
-again. So each step is conditional by nature: a name that exists once is renamed away by one of them, and whoever comes
-later finds its source gone (R1). What an exchange brought out is recognised by its marker, whoever finds it.
+A replacement is exchanged with the revision that it replaces instead. Several promoters may do this at once, be stopped
+between any two steps, and wake up after the result was replaced again. So each step is a rename that only one of them
+can win: the others find the source gone, and start over (R1). Whoever finds a folder that an exchange took out of the
+table knows it by its marker.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from twophase.sinks.staged_files.layout import ATTEMPT, TOMBSTONE, FilesPaths, M
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage import disk
 
-#: How often a promoter starts over when others get in its way, before it leaves the work to whoever comes next.
+#: How often a promoter starts over when others are faster, before it answers RETRY_LATER.
 TRIES = 20
 
 
 class FilesPromoter:
-    """Promotes what one attempt staged, or says where it stands."""
+    """Promotes the staged output of one attempt, or says whether it is promoted."""
 
     def __init__(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Start from what the record keeps of the participant."""
+        """Start from the participant's handle and manifest in the record."""
         self.key = key
         self.place = FilesPaths(key, handle)
         match = ATTEMPT.fullmatch(self.place.name)
@@ -39,12 +40,12 @@ class FilesPromoter:
     # --- where it stands ---------------------------------------------------------------------------------------------
 
     def find(self) -> Promotion:
-        """Say where the output stands without changing it."""
+        """Say whether the output is promoted, staged or lost; change nothing."""
         if not self.place.reachable:
             return Promotion(Outcome.RETRY_LATER, f"folder {self.place.table} is not there; is it mounted?")
         promoted = self._promoted()
         if promoted is None:
-            # In the order in which an output moves, so that one on its way is met somewhere: staging, taken, table.
+            # Look in the order in which an output moves (staging, taken, table), so as not to miss one on its way.
             whole, problem = self._staged()
             if whole:
                 return Promotion(Outcome.RETRY_LATER, f"staged at {whole}")
@@ -52,19 +53,19 @@ class FilesPromoter:
         return promoted
 
     def refusal(self) -> str | None:
-        """Say why what is visible now cannot be replaced by this revision; None: it can."""
+        """Say why the visible folder cannot be replaced by this revision; None if it can, or if there is none."""
         visible = self.place.visible
         if not visible.exists() or self._is_replaced(visible):
             return None
         found = markers(visible)
         if any(marker.digest in self.place.earlier for marker in found):
-            return None  # what was voted for before a restage turned up, and counts (R10)
+            return None  # an earlier attempt, voted for before a restage, got promoted after all: it counts (R10)
         holder = f"the marker {found[0]}{self._whose(found[0])}" if found else "no marker"
         expected = f"the marker {self.place.replaces}" if self.place.replaces else "nothing"
         return f"folder {visible} is there already, expected {expected}, found {holder}"
 
     def _whose(self, marker: Marker) -> str:
-        """Say which checkpoint's marker this is, if its manifest is still beside the table."""
+        """Return " of checkpoint N" for a marker whose manifest is still beside the table, else nothing."""
         named = f"*.r{marker.revision}.a{marker.attempt}.json"
         for path in (self.place.side / "manifests").glob(named):
             if disk.digest(path.read_bytes()) == marker.digest:
@@ -72,13 +73,13 @@ class FilesPromoter:
         return ""
 
     def _is_replaced(self, folder: Path) -> bool:
-        """Say whether a folder holds the revision that this one takes the place of."""
+        """Say whether a folder holds the revision that this one replaces."""
         return self.place.replaces is not None and (folder / str(self.place.replaces)).exists()
 
     def _staged(self) -> tuple[Path | None, str]:
-        """Return where the staged output is, or why what is there cannot be promoted.
+        """Return the folder of the staged output, or why there is none that can be promoted.
 
-        Promoters may take it from each other meanwhile: only what two listings agree on is missing.
+        Promoters may take it from each other meanwhile, so it is missing only if two listings in a row agree.
         """
         place, marker = self.place, self.marker
         problem, before = f"staged output {place.staged} is gone", None
@@ -101,7 +102,7 @@ class FilesPromoter:
         return None, problem
 
     def _promoted(self) -> Promotion | None:
-        """Read the marker back; None: nothing is visible in this place, or still what is to be replaced."""
+        """Read the marker back; None if nothing is visible in this place, or still the revision to be replaced."""
         place, marker = self.place, self.marker
         found: Marker | None = marker
         if not (place.visible / str(marker)).exists():
@@ -110,7 +111,7 @@ class FilesPromoter:
             try:
                 found = next(iter(markers(place.visible)), None)
             except FileNotFoundError:
-                # Nothing is there; where folders cannot be exchanged, perhaps because it is being replaced just now.
+                # Nothing is visible. Where folders cannot be exchanged, a replacement of it may be under way.
                 gone = place.superseded(marker.revision)
                 put_away = (gone / str(marker)).exists() or (gone / TOMBSTONE).exists()
                 return Promotion(Outcome.ALREADY_PROMOTED) if put_away else None
@@ -123,7 +124,7 @@ class FilesPromoter:
         for folder in (*place.parents, place.taken):
             if folder.is_dir():
                 disk.fsync_folder(folder)
-        if found.revision > marker.revision:  # it was promoted, and replaced since
+        if found.revision > marker.revision:  # this revision was promoted, and replaced since
             return Promotion(Outcome.ALREADY_PROMOTED)
         summary = None
         if found != marker:
@@ -132,7 +133,7 @@ class FilesPromoter:
         return Promotion(Outcome.ALREADY_PROMOTED, attempt=found.attempt, manifest=summary)
 
     def _replaced_since(self, found: Marker) -> bool:
-        """Say whether a marker is of a later revision of this checkpoint; another slot's has no manifest among ours."""
+        """Say whether a marker is of a later revision of this checkpoint: then its manifest is beside the table."""
         if found.revision <= self.marker.revision:
             return False
         later = FilesPaths(
@@ -160,7 +161,7 @@ class FilesPromoter:
                 return promoted
             if refusal := Receipts(self.place.storage, self.place.side).keep(self.receipt):
                 return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
-            self.receipt = None  # kept, however often it starts over
+            self.receipt = None  # it is kept now; no need to do it again when starting over
             mine = self._take()
             if mine is None:
                 found = self.find()
@@ -179,7 +180,7 @@ class FilesPromoter:
         return Promotion(Outcome.RETRY_LATER, "other promoters are at it")
 
     def _take(self) -> Path | None:
-        """Rename the staged folder to a name that only this call uses; None: it is not there (any more)."""
+        """Rename the staged folder to a name that only this call uses; None if it is not there any more."""
         place = self.place
         for source in (place.staged, *place.taken_by_others()):
             mine = place.taken / f"{place.prefix}.{uuid.uuid4().hex}"
@@ -189,21 +190,21 @@ class FilesPromoter:
                 continue
             if (mine / str(self.marker)).exists():
                 return mine
-            if self._is_replaced(mine):  # an exchange was done, and its promoter died or sleeps
+            if self._is_replaced(mine):  # another promoter made the exchange, then died or was stopped
                 self._supersede(mine)
             else:
                 self._put_aside(mine)
         return None
 
     def _put_aside(self, mine: Path) -> None:
-        """Keep a folder without its marker out of the way: a straggling task made it again; never promoted."""
+        """Rename a folder without its marker to `.junk`, so that nobody promotes it: a late Spark task made it."""
         try:
             mine.rename(mine.with_name(f"{mine.name}.junk"))
         except FileNotFoundError:
             return  # another promoter took it from us: it is no junk
 
     def _check_taken(self, mine: Path) -> None:
-        """Check a taken folder against its manifest, and remove what a straggling task left in it."""
+        """Check a taken folder against its manifest, and remove files that a late Spark task left in it."""
         manifest = manifest_check.load(self.place, self.marker.attempt, self.marker.digest)
         try:
             strays = manifest_check.check(mine, manifest)
@@ -217,7 +218,7 @@ class FilesPromoter:
             # another promoter took it from us: `_show` finds it gone and we start over
 
     def _show(self, mine: Path) -> bool:
-        """Make a taken folder visible: the one atomic step. False: somebody was faster, start over."""
+        """Make a taken folder visible, in one atomic step; False if somebody was faster: then start over."""
         visible = self.place.visible
         try:
             if self._is_replaced(visible):
@@ -230,12 +231,12 @@ class FilesPromoter:
         return True
 
     def _exchange(self, mine: Path, visible: Path) -> bool:
-        """Let a taken folder and what it replaces change places, and put the latter away."""
+        """Exchange a taken folder with the revision that it replaces, and move that one to superseded/."""
         if not disk.exchange(mine, visible):
             return self._rename_twice(mine, visible)
         hit("promote.visible")
         if not self._is_replaced(mine):
-            # Staged output that was lost came back when its restaged copy was promoted already: that one stands.
+            # Staged output that was lost came back after its restaged copy was promoted: undo, the copy stays.
             disk.exchange(mine, visible)
             return False
         disk.fsync_folder(visible.parent)
@@ -243,9 +244,9 @@ class FilesPromoter:
         return True
 
     def _rename_twice(self, mine: Path, visible: Path) -> bool:
-        """Replace where the file system cannot exchange: out with the old, in with the new; readers may see a gap.
+        """Replace by two renames, where the file system cannot exchange folders; readers may see a gap.
 
-        A late promoter cannot take the new one out: the old one's name under superseded/ is never free again (R3).
+        A late promoter cannot take the new revision out: the old one's name under superseded/ is never free again (R3).
         """
         if self.place.replaces is not None:
             disk.rename_new(visible, self.place.superseded(self.place.replaces.revision))
@@ -255,7 +256,7 @@ class FilesPromoter:
         return True
 
     def _put_away(self) -> None:
-        """Find what an exchange brought out, whichever attempt's it was, and put it away."""
+        """Find the replaced revision under taken/, in a folder of any attempt, and move it to superseded/."""
         if self.place.replaces is None:
             return
         for left in self.place.taken_by_others(f"{self.key.checkpoint_id:08d}.r{self.key.revision}"):
@@ -263,7 +264,7 @@ class FilesPromoter:
                 self._supersede(left)
 
     def _supersede(self, mine: Path) -> None:
-        """Move what was replaced to superseded/; another may have done it."""
+        """Move the replaced revision to superseded/, unless another promoter has done it."""
         if self.place.replaces is None:
             return
         target = self.place.superseded(self.place.replaces.revision)

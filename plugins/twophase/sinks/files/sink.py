@@ -1,4 +1,8 @@
-"""A table of files: one folder per checkpoint or slot, made visible by one rename. `layout` draws the folders."""
+"""The sink `Files`: a table of files, one folder per checkpoint or slot, made visible by one rename.
+
+Pipelines declare it; `sinks/base.py` says who calls its methods, `staged_files/layout.py` draws its folders. The
+quarantine and the write-ahead sink stage with it, too.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ from twophase.storage.spark_frames import Columns, RevisionFiles
 if TYPE_CHECKING:
     from twophase.row_queries.duckdb_rows import DuckDBRows
 
-#: Spark would trim spaces off a value, and read one with a line break as two.
+#: Without these options Spark would trim spaces off a value, and read a value with a line break as two rows.
 CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpace": False, "multiLine": True}
 
 
@@ -57,9 +61,9 @@ class Files(Sink):
     ) -> None:
         """Declare a table at a path; `options` go to Spark's writer.
 
-        With `slot_folder`, such as `dt={start:%Y-%m-%d}`, an interval owns one folder of a Hive-style table; its times
-        are those of `timezone`, such as `Europe/Berlin`, or of UTC. A folder that is there already and is not ours is
-        an error, unless `adopt` lets it be revision 0 of its slot.
+        With `slot_folder`, such as `dt={start:%Y-%m-%d}`, a slot owns one folder of a Hive-style table; times in its
+        name are those of `timezone`, such as `Europe/Berlin`, or of UTC. A folder that is there already and is not ours
+        is an error, unless `adopt=True` makes it revision 0 of its slot.
         """
         self.path = str(path)
         self.format = format
@@ -120,11 +124,11 @@ class Files(Sink):
         return (self.location(), f"{self.location()}.twophase")
 
     def by_position(self) -> bool:
-        """CSV readers know columns by position."""
+        """Say whether the format is CSV, whose readers know columns by position."""
         return self.format == "csv"
 
     def widens(self, before: str, after: str) -> bool:
-        """Texts have no width; whoever reads a folder of Parquet takes the types of one file for those of all."""
+        """Allow wider types in JSON and CSV; readers of Parquet take the types of one file for those of all."""
         return self.format != "parquet" and widens(before, after)
 
     @property
@@ -136,8 +140,8 @@ class Files(Sink):
         """Create the table's folder and the one beside it, on one file system, so that a rename is atomic."""
         table = Path(self.location())
         beside = side(table)
-        if table.is_symlink():  # by each of its names it would have another folder beside it
-            real = os.path.realpath(table)  # of links in a circle it is one of them
+        if table.is_symlink():  # each of its names would have another folder beside it
+            real = os.path.realpath(table)  # for links in a circle this is one of them
             msg = f"sinks.Files {self.path!r}: {table} is a link; name {real} itself, and move {beside.name} beside it"
             raise ConfigError(msg)
         if slot is not None and (foreign := self._foreign(slot)) is not None and not self.adopts:
@@ -170,7 +174,7 @@ class Files(Sink):
     # --- slots -------------------------------------------------------------------------------------------------------
 
     def _folder(self, slot: str | None) -> str | None:
-        """Return the name of a slot's folder; None: the table has one per checkpoint."""
+        """Return the name of a slot's folder; None if the table has one folder per checkpoint."""
         if self.slot_folder is None:
             return None
         if slot is None:
@@ -189,7 +193,7 @@ class Files(Sink):
         return None if name is None else Claim(name)
 
     def _foreign(self, slot: str) -> Path | None:
-        """Return a slot's folder if it is there and nobody of us made it or took it in."""
+        """Return a slot's folder if it is there without any marker: it was neither promoted nor adopted."""
         name = self._folder(slot)
         if name is None:
             return None
@@ -207,9 +211,9 @@ class Files(Sink):
         return ConfigError(msg)
 
     def adopt(self, key: Key, slot: str) -> Output | None:
-        """Describe what is in a slot's folder though nobody recorded it, and put the marker of revision 0 in.
+        """Describe an unrecorded folder in a slot's place, and put the marker of revision 0 in; None if there is none.
 
-        The marker goes into the very folder that was described, wherever that may have been moved meanwhile.
+        The marker goes into the very folder that was described, even if it has been moved meanwhile.
         """
         from twophase.sinks.files import foreign_folder
 
@@ -224,7 +228,7 @@ class Files(Sink):
             found = folder.describe(self.format, self.options)
             if found is None:
                 return None  # another run has put a revision in its place meanwhile
-            for attempt in itertools.count(1):  # each description has a manifest of its own: one is recorded
+            for attempt in itertools.count(1):  # each description gets its own manifest; the record names one of them
                 handle = self.place(key, attempt, "adopted", slot=slot)
                 manifest = Manifest(key, "", attempt, found.schema, found.files, name)
                 marker = Marker(key.revision, attempt, disk.digest(manifest.dumps()))
@@ -241,7 +245,7 @@ class Files(Sink):
     def place(
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:
-        """Name a staging folder beside the table; the token keeps it apart if a restored record repeats epochs."""
+        """Name a staging folder beside the table; its token is random, since a restored record may repeat epochs."""
         name = f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"
         place = {"table": self.location(), "name": name}
         if folder := self._folder(slot):
@@ -251,7 +255,7 @@ class Files(Sink):
         return place
 
     def _given_names(self) -> list[str]:
-        """Return the columns that the names of folders give, which the data cannot have too."""
+        """Return the columns whose values come from folder names; the data cannot have columns of these names."""
         if self.slot_folder is None:
             return ["checkpoint"]
         return [part.partition("=")[0] for part in self.slot_folder.split("/") if "=" in part]
@@ -278,7 +282,7 @@ class Files(Sink):
         return self.seal(key, attempt, sink, handle, schema)
 
     def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
-        """Make what lies in the staging folder durable, describe it in a manifest, and put the marker in."""
+        """Make the staged files durable, write their manifest, and put the marker into the staging folder."""
         place = FilesPaths(key, handle)
         written = Written(attempt, sink, schema, self.format, self.options, handle.get("folder"))
         summary = seal.seal(place, written)
@@ -289,11 +293,11 @@ class Files(Sink):
         return summary
 
     def staging_path(self, key: Key, handle: Json) -> str:
-        """Return the staging folder: the output path of a job that knows nothing of us."""
+        """Return the staging folder: the output path for a Spark job of the user's own."""
         return str(FilesPaths(key, handle).staged)
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
-        """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
+        """Seal what a user's own job wrote into the staging folder; files and partition folders give the schema."""
         from twophase.sinks.files import foreign_folder
 
         place = FilesPaths(key, handle)
@@ -312,7 +316,7 @@ class Files(Sink):
         return self.seal(key, attempt, sink, handle, (*columns, *given))
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
+        """Compare the staged folder with its manifest before the vote, and check that it may take its place."""
         promoter = FilesPromoter(key, handle, manifest)
         place, marker = promoter.place, promoter.marker
         if theirs := owner.objection(DISK, str(place.side), key.pipeline):
@@ -332,7 +336,7 @@ class Files(Sink):
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Say where the output stands without changing it."""
+        """Say whether the output is promoted, staged or lost; change nothing."""
         return FilesPromoter(key, handle, manifest).find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -340,7 +344,7 @@ class Files(Sink):
         return FilesPromoter(key, handle, manifest).promote()
 
     def discard(self, key: Key, handle: Json) -> None:
-        """Remove what any attempt of a dead revision staged."""
+        """Remove what any attempt of an aborted revision staged."""
         leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
         match = ATTEMPT.fullmatch(handle["name"])
         newest = int(match[3]) if match else 0
@@ -349,7 +353,7 @@ class Files(Sink):
                 leftovers.remove(left)
 
     def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
-        """Remove what earlier attempts staged, in staging/ and in taken/; what is dead or junk nobody promotes."""
+        """Remove what earlier attempts staged; `.junk` and `.dead` folders stay, since nobody promotes them."""
         leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
         until_gone(key, attempt, leftovers.promotable, leftovers.remove)
 
@@ -360,19 +364,19 @@ class Files(Sink):
         yield from self._leftovers.attempts()
 
     def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
-        """List staged folders, and the manifests of these revisions: those of all that is committed are kept."""
+        """List staged and taken folders, and the manifests of these revisions: all manifests would be too many."""
         yield from self._leftovers.of(revisions)
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those, unless it is the manifest of what is visible: then another record knows of it."""
+        """Remove one leftover, unless it is the manifest of visible output: then another record knows of it."""
         self._leftovers.remove(left)
 
     def superseded(self) -> Iterator[Superseded]:
-        """List what later revisions took the place of."""
+        """List the superseded revisions that are kept."""
         yield from self._leftovers.superseded()
 
     def forget(self, old: Superseded) -> None:
-        """Remove one of those; where folders cannot be exchanged its name stays taken for ever (R3)."""
+        """Remove a superseded revision; where folders cannot be exchanged, a tombstone keeps its name for ever (R3)."""
         self._leftovers.forget(old)
 
     @property
@@ -386,15 +390,15 @@ class Files(Sink):
         return Receipts(DISK, side(Path(self.location())))
 
     def newest(self, pipeline: str) -> int | None:
-        """Return the number of the newest receipt; the markers of a table without any tell no numbers."""
+        """Return the commit_seq of the newest receipt; None without receipts: markers do not say a commit_seq."""
         return self._receipts.newest(pipeline)
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
-        """Yield what is kept beside the manifests."""
+        """Yield the receipts that are kept beside the table."""
         yield from self._receipts.since(pipeline, since)
 
     def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
-        """Yield what is visible; whose a slot's folder is its manifest says. Revision 0 was there before us."""
+        """Yield the visible revisions of a pipeline; slots are found by their manifests, without revision 0."""
         table = Path(self.location())
         if self.slot_folder is None:
             for name, path in disk.entries(table):
@@ -411,7 +415,7 @@ class Files(Sink):
                     yield found.checkpoint_id, found.revision
 
     def _is_of(self, key: Key, attempt: int) -> bool:
-        """Say whether a visible revision is this pipeline's: another one may have had the table before."""
+        """Say whether a visible revision is this pipeline's, by its manifest; another may have had the table before."""
         try:
             content = FilesPaths(key, {"table": self.location(), "name": ""}).manifest(attempt).read_bytes()
         except FileNotFoundError:
@@ -421,10 +425,10 @@ class Files(Sink):
     # --- verify, read ------------------------------------------------------------------------------------------------
 
     def where(self, output: Output) -> Path | None:
-        """Return the folder of a decided revision: in the table, or where a later one put it; None: it is gone."""
+        """Return the folder of a decided revision: in the table, taken, or superseded; None if it is gone."""
         place = FilesPaths(output.key, output.handle)
         marker = str(Marker(output.key.revision, output.attempt, output.manifest["digest"]))
-        for _ in range(TRIES):  # an exchange may be under way: it is looked for in the order in which it moves
+        for _ in range(TRIES):  # it may be moving just now: look in the order in which a replaced revision moves
             before = place.taken_by_others(f"{output.key.checkpoint_id:08d}")
             for folder in (place.visible, *before, place.superseded(output.key.revision)):
                 if (folder / marker).exists():
@@ -437,7 +441,7 @@ class Files(Sink):
         return None
 
     def stands(self, output: Output) -> bool:
-        """Say whether a decided revision's folder is in the table, or where a later one put it."""
+        """Say whether a decided revision's folder is in the table, or kept after its replacement."""
         return self.where(output) is not None
 
     def verify(self, output: Output) -> Iterator[str]:
@@ -455,10 +459,10 @@ class Files(Sink):
         yield from manifest_check.differences(place.visible, expected)
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
-        """Yield what is in the table's folder but is no committed checkpoint's.
+        """Yield what is in the table's folder but belongs to no committed checkpoint.
 
-        A table with slot folders may hold older ones that nobody adopted, or whose adoption was given up; only those
-        that bear the marker of a revision of ours are strange.
+        A table with slot folders may hold older folders that were not adopted. Only folders with the marker of a
+        revision of ours are reported there.
         """
         table = Path(self.location())
         if not table.is_dir():
@@ -495,12 +499,12 @@ class Files(Sink):
         return [f"{promoter.place.staged}/{file.path}" for file in found.files]
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
-        """Return what an attempt staged, for audits and comparisons."""
+        """Return the rows that an attempt staged, for audits and comparisons."""
         output = Output(key, 0, handle, manifest)
         return self._relation(self.staged_files(key, handle, manifest), output, "staged")
 
     def committed(self, output: Output) -> DuckDBRows:
-        """Return what a decided revision holds, for comparisons."""
+        """Return the rows of a decided revision, for comparisons."""
         return self._relation(self.files(output), output, "committed")
 
     def _relation(self, files: list[str], output: Output, name: str) -> DuckDBRows:
@@ -519,7 +523,7 @@ class Files(Sink):
         )
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
-        """Return a frame over decided revisions: the columns of the widest schema, and those that folder names give."""
+        """Return a DataFrame over decided revisions: columns of the widest schema, and those of the folder names."""
         parts = [RevisionFiles(self._there(output), self.files(output), self._given(output)) for output in outputs]
         schema = widest(output.manifest["schema"] for output in outputs)
         given = {name: "bigint" if name == "checkpoint" else "string" for name in self._given_names()}
@@ -527,12 +531,12 @@ class Files(Sink):
         return spark_frames.union(spark, reader, Path(self.location()), parts, Columns(spark_paths.ddl(schema), given))
 
     def _given(self, output: Output) -> dict[str, Any]:
-        """Return the columns that the name of a visible folder gives its rows."""
+        """Return the values that the rows of a revision get from the name of its visible folder."""
         if self.slot_folder is None:
             return {"checkpoint": output.key.checkpoint_id}
         parts = (part.partition("=") for part in output.handle["folder"].split("/"))
         return {name: unquote(value) for name, equals, value in parts if equals}
 
     def read_options(self) -> dict[str, Any]:
-        """Return what Spark's reader must know to read what its writer wrote."""
+        """Return the options that Spark's reader needs for what its writer wrote."""
         return {**CSV, **self.options} if self.format == "csv" else {}
