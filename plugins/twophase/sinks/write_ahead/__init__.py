@@ -1,1 +1,1 @@
-"""Any system at all: rows are sent once their checkpoint is decided."""
+"""The write-ahead sink: stages rows, and sends them to any system once their checkpoint is decided."""

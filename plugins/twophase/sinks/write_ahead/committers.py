@@ -1,15 +1,16 @@
-"""Who remembers which subtasks of a write-ahead sink were sent: Flink's CheckpointCommitter.
+"""Checkpoint committers: they remember which subtasks of a write-ahead sink were sent. Flink has the same class.
 
-It is asked by the promoter alone, once per subtask, in this order, between `open` and `close`:
+`delivery.py` calls one to send, between `open` and `close`, for each subtask in this order:
 
     lock ──▶ is_committed(subtask, checkpoint, revision) ──▶ rows are sent ──▶ commit(subtask, checkpoint, revision)
 
-It lives outside the pipeline's own record, so that it may be kept close to the system that the rows go to. Its memory
-is by membership: each subtask of each revision is remembered by itself, whatever was committed before or after it (R6).
-What it cannot do is to commit in the same step as the rows arrive: `docs/how-to/write-ahead.md` says what follows.
+A committer is not part of the record, so it may be kept close to the system that the rows go to. It remembers each
+subtask of each revision by itself, whatever was committed before or after it (R6). It cannot commit in the same atomic
+step in which the rows arrive: `docs/how-to/write-ahead.md` says what follows from that.
 
-The job id is the name of the pipeline and the operator id the name of the write: both outlive any process, so a restart
-finds what was sent before it. A subtask below zero is none: it says which attempt has begun to send (`sending`).
+The job id is the name of the pipeline and the operator id the name of the write. Neither changes with a restart, so a
+new process finds what was sent before it. A subtask number below zero is no subtask: it says which attempt has begun to
+send (`delivery.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _POLL = 0.05
 
 
 class Mark(NamedTuple):
-    """A revision of which a committer remembers something."""
+    """A revision that a committer remembers something of."""
 
     checkpoint: int
     revision: int
@@ -45,34 +46,35 @@ class Mark(NamedTuple):
 class CheckpointCommitter(Declared):
     """Remembers what one sink of one pipeline has sent. Subclasses say where.
 
-    Its arguments besides the two ids have to be JSON: they go into the record, and any process builds an equal one.
+    Its arguments besides the two ids have to be JSON: they go into the record, and any process builds an equal
+    committer from them.
     """
 
     public_module = "twophase.committers"
-    #: Whether it drops what the record says is over (`forget`); otherwise it can always tell.
+    #: Whether `forget` drops revisions that the record has as ended; False: it remembers all for ever.
     forgets = False
 
     def __init__(self, job_id: str = "", operator_id: str = "") -> None:
-        """Be the memory of one job and operator; a declaration has neither, and `of` gives them."""
+        """Serve one job and operator; a declaration names neither, `of` fills them in."""
         self.job_id = job_id
         self.operator_id = operator_id
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal one, besides the two ids; no secrets."""
+        """Return the arguments that build an equal committer, besides the two ids; no secrets."""
         return {}
 
     def of(self, job_id: str, operator_id: str) -> Self:
-        """Return one that is declared alike, for one job and operator."""
+        """Return a committer with the same arguments, for one job and operator."""
         return type(self)(job_id, operator_id, **self.config())
 
     def create_resource(self) -> None:
-        """Create what must exist (a table, a folder); called before anything is recorded, and again each time."""
+        """Create what must exist (a table, a folder); called whenever the sink is prepared, so it is repeatable."""
 
     def open(self) -> None:
-        """Get ready to be asked. If the memory cannot be reached raise: "not committed" would be a wrong answer."""
+        """Connect; raise if the memory cannot be reached, since "not committed" would be a wrong answer."""
 
     def close(self) -> None:
-        """Give back what `open` took."""
+        """Release what `open` acquired."""
 
     def __enter__(self) -> Self:
         """Open it."""
@@ -85,36 +87,36 @@ class CheckpointCommitter(Declared):
 
     @abstractmethod
     def is_committed(self, subtask: int, checkpoint: int, revision: int) -> bool:
-        """Say whether `commit` was called for this subtask and has ended well, in whatever process."""
+        """Say whether `commit` has succeeded for this subtask, in any process."""
 
     @abstractmethod
     def commit(self, subtask: int, checkpoint: int, revision: int) -> None:
-        """Remember durably that this subtask was sent; a second time changes nothing."""
+        """Remember durably that this subtask was sent; a second call changes nothing."""
 
     def lock(self, patience: float) -> AbstractContextManager[None]:
         """Keep other promoters of this job and operator from sending; Busy names who holds it after `patience` seconds.
 
-        This one is a lock file in the run folder: it keeps off processes of one machine. It ends with its process,
-        however that dies, and not before: one that is stopped holds it.
+        This default is a lock file below `TWOPHASE_HOME`, which works between processes of one machine. The lock ends
+        when its process ends, however it dies. A process that is merely stopped still holds it.
         """
         name = f"{quote(self.job_id, safe='')}.{quote(self.operator_id, safe='')}"
         return locked(home() / "locks" / name, patience, self.which)
 
     def marks(self) -> Iterator[Mark]:
-        """List the revisions of which it remembers something that `forget` can drop."""
+        """List the revisions that `forget` can drop."""
         return iter(())
 
     def forget(self, mark: Mark) -> None:
-        """Drop what it remembers of a revision: the record has it as ended, and its rows are gone."""
+        """Drop a revision: the record has it as ended, and its staged rows are gone."""
 
     @property
     def which(self) -> str:
-        """Name it in an error."""
+        """Return how errors name this committer."""
         return f"committers.{type(self).__name__} of {self.job_id}/{self.operator_id}"
 
 
 def declared(committer: CheckpointCommitter | str | None) -> CheckpointCommitter:
-    """Return the committer that a sink is declared with: one of these, by import path, or the default."""
+    """Return the committer of a declaration: an instance, `module:Class`, or None for the default."""
     if committer is None:
         from twophase.sinks.write_ahead.postgres_committer import Postgres
 
@@ -132,11 +134,11 @@ def declared(committer: CheckpointCommitter | str | None) -> CheckpointCommitter
 
 
 class File(CheckpointCommitter):
-    """A folder with one small file per job and subtask; each line of it is a checkpoint and its revision.
+    """A folder with one small file per job, operator and subtask; each line of it is a checkpoint and its revision.
 
-    Each commit writes the file anew, in one atomic and durable step. What the record has as ended, and whose rows were
-    swept, is dropped: the file holds what is on its way, however long the history. The lock is one of this folder, so
-    it keeps off promoters on other machines as far as the file system keeps locks for them.
+    Each commit writes the file anew, in one atomic and durable step. A revision is dropped once the record has it as
+    ended and its rows are swept, so the files stay small. The lock is a file in this folder. It works between machines
+    if the file system shares locks between them.
     """
 
     forgets = True
@@ -165,7 +167,7 @@ class File(CheckpointCommitter):
             raise ConfigError(msg) from error
 
     def open(self) -> None:
-        """See that the folder is there: without it nothing would seem to have been sent."""
+        """Check that the folder is there: without it nothing would seem to have been sent."""
         folder = data_path(self.path)
         if not folder.is_dir():
             msg = f"{self.which}: folder {folder} is not there; is it mounted?"
@@ -173,7 +175,7 @@ class File(CheckpointCommitter):
         disk.make_folders(folder, self._folder)
 
     def is_committed(self, subtask: int, checkpoint: int, revision: int) -> bool:
-        """Look for the line; it counts once it is durable, whoever wrote it and died since (R2)."""
+        """Look for the line; make it durable before it counts, since its writer may have died before that (R2)."""
         found = Mark(checkpoint, revision) in self._read(self._file(subtask))
         if found:
             disk.fsync_folder(self._folder)
@@ -188,15 +190,15 @@ class File(CheckpointCommitter):
                 self._write(path, known | {Mark(checkpoint, revision)})
 
     def lock(self, patience: float) -> AbstractContextManager[None]:
-        """Lock a file in the folder; it ends with its process, however that dies."""
+        """Lock a file in the folder; the lock ends when its process ends, however it dies."""
         return locked(self._folder / "lock", patience, self.which)
 
     def marks(self) -> Iterator[Mark]:
-        """List what is in any of the files."""
+        """List the revisions in any of the files."""
         yield from sorted({mark for path in self._files() for mark in self._read(path)})
 
     def forget(self, mark: Mark) -> None:
-        """Drop the lines of a revision; a file without lines goes, too, and what a killed commit left."""
+        """Drop the lines of a revision; remove files that have no line left, and what a killed commit left."""
         with self._rewriting():
             for left in self._folder.glob(".subtask.*"):
                 left.unlink()
@@ -231,7 +233,7 @@ class File(CheckpointCommitter):
 
     @contextmanager
     def _rewriting(self) -> Iterator[None]:
-        """Let one at a time read a file and write it anew."""
+        """Lock the folder, so that one process at a time reads a file and writes it anew."""
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -242,7 +244,7 @@ class File(CheckpointCommitter):
 
 @contextmanager
 def locked(path: Path, patience: float, which: str) -> Iterator[None]:
-    """Hold a lock file, which says who does; Busy if another process still holds it after so many seconds."""
+    """Hold a lock file that names its holder; Busy if another process still holds it after `patience` seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
         end = time.monotonic() + patience

@@ -1,14 +1,14 @@
-"""How staged rows get to a system that is no sink of ours: subtask by subtask, in order, each remembered by itself.
+"""The promoter of the write-ahead sink: gives staged rows to the user's sender, one subtask after the other.
 
-A subtask is one staged file; its number is its place in the manifest, which never changes, as its rows do not. Only one
-promoter at a time sends, under the committer's lock. What it does for each subtask cannot be one atomic step:
+A subtask is one staged file; its number is its place in the manifest. Neither the number nor the rows ever change. One
+promoter at a time sends, under the committer's lock. For each subtask it takes three steps, which cannot be one:
 
     is it committed? ──▶ send_values(rows) ──▶ commit
                               ↑                ↑
                      window 1: some arrived    window 2: all arrived, nobody knows
 
-Whoever dies in a window leaves a subtask that is sent again. So what arrives there may arrive twice, unless the rows
-carry ids and the system keeps them together with the rows (`idempotent`).
+If the promoter dies in a window, the subtask is sent again. So rows may arrive twice, unless they carry ids and the
+system keeps the ids together with the rows (`idempotent`).
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ log = logging.getLogger("twophase")
 
 Row = dict[str, Any]
 
-#: What rows are called by, and which revision they are of; no column of the data may have these names.
+#: The columns that are added to a row: its id, and its revision. No column of the data may have these names.
 ID = "_twophase_id"
 REVISION = "_twophase_revision"
 
 #: Seconds to wait for another promoter that is sending.
 PATIENCE = 20.0
-#: Rows that are in memory at a time.
+#: How many rows are in memory at a time.
 BATCH = 1024
-#: Bytes of a column that are read at a time: without it that would be a whole row group.
+#: How many bytes of a column are read at a time; without it pyarrow would read a whole row group.
 BUFFER = 1 << 16
-#: What is sent again after it was lost half-way has subtask numbers of its own, from attempt times this.
+#: An attempt that sends again what an earlier one had begun to send has subtask numbers from attempt times this.
 STRIDE = 1_000_000
 
 
-#: Committed as a subtask: some attempt has begun to send; which one, its number below zero says.
+#: Committed like a subtask: some attempt has begun to send. Which attempt, a second mark says: its number, negated.
 BEGUN = -STRIDE
 
 
@@ -64,7 +64,7 @@ class NotNow(Exception):
 
 
 class Sends(Protocol):
-    """What is asked of a sender."""
+    """What a sender has to have."""
 
     def send_values(self, rows: Iterator[Row], checkpoint_id: int, timestamp: datetime) -> bool:
         """Send every row; True only if all of them have arrived."""
@@ -73,7 +73,7 @@ class Sends(Protocol):
 
 @dataclass(frozen=True)
 class Delivery:
-    """Sends what one attempt staged, or says how far that got."""
+    """Sends the rows that one attempt staged, or says how many of them are sent."""
 
     key: Key
     handle: Json
@@ -92,20 +92,20 @@ class Delivery:
         return FilesPaths(self.key, self.handle)
 
     def find(self) -> Promotion:
-        """Say where it stands, without changing it; the committer is asked again before anything is called lost."""
+        """Say whether the rows are sent, staged or lost; change nothing. Ask the committer again before saying lost."""
         try:
             with self.committer:
                 sent = self._sent()
                 lost = None if sent else self._lost()
                 left = self.pending()
                 sent = sent or self._sent()
-        except Exception as error:  # noqa: BLE001 - a committer may be anybody's: it cannot tell now
+        except Exception as error:  # noqa: BLE001 - a user's own committer may raise anything: ask again later
             return _later(self.key, error)
         reason = f"{len(left)} of {self.manifest['files']} subtasks to be sent, staged at {self.place.staged}"
         return sent or lost or Promotion(Outcome.RETRY_LATER, reason)
 
     def _sent(self) -> Promotion | None:
-        """Say that every subtask is committed, of this attempt, or of one that was thought to be lost (R10)."""
+        """Say that every subtask is committed, of this attempt or one voted for before a restage (R10); else None."""
         if not self.pending():
             return Promotion(Outcome.ALREADY_PROMOTED, attempt=self.attempt)
         for attempt in self._earlier():
@@ -126,23 +126,24 @@ class Delivery:
         return self.committer.is_committed(subtask, self.key.checkpoint_id, self.key.revision)
 
     def _begun_before(self) -> int | None:
-        """Return the attempt that had begun to send before its staged rows were lost; a later one may split them anew.
+        """Return the earlier attempt that had begun to send before its staged rows were lost; None if none had.
 
-        Then a number stands for other rows than before, so neither the numbers nor the ids can tell what arrived.
+        A later attempt may split the rows into other files. So a subtask number stands for other rows than before, and
+        neither numbers nor ids can tell what arrived.
         """
         return next((attempt for attempt in self._earlier() if self._is_committed(-attempt)), None)
 
     def _earlier(self) -> range:
-        """Return the attempts before this one, if any of them was voted for."""
+        """Return the attempts before this one if one of them was voted for, else none."""
         return range(1, self.attempt if self.place.earlier else 1)
 
     def begun_elsewhere(self) -> bool:
-        """Say whether somebody has begun to send the revision though nobody has voted for it: another record (R17)."""
+        """Say whether sending has begun though this record never voted for the revision: another record did (R17)."""
         with self.committer:
             return not self.place.earlier and self._is_committed(BEGUN)
 
     def cut_off(self) -> str | None:
-        """Say why rows that were staged again must not be sent; None: they may be."""
+        """Say why restaged rows must not be sent; None if they may be."""
         with self.committer:
             return self._cut_off()
 
@@ -156,7 +157,7 @@ class Delivery:
         )
 
     def _lost(self) -> Promotion | None:
-        """Say why it cannot be sent, by anybody; None: it can."""
+        """Say why the rows cannot be sent now, or ever; None if they can."""
         if not self.place.reachable:
             return Promotion(Outcome.RETRY_LATER, f"folder {self.place.table} is not there; is it mounted?")
         try:
@@ -181,7 +182,7 @@ class Delivery:
     # --- send --------------------------------------------------------------------------------------------------------
 
     def send(self, build: Callable[[], Sends]) -> Promotion:
-        """Send every subtask that is not committed; the first that cannot be sent now ends it."""
+        """Send every subtask that is not committed; stop at the first that cannot be sent now."""
         try:
             with self.committer:
                 if sent := self._sent():
@@ -190,27 +191,27 @@ class Delivery:
                     return self._send_alone(build)
         except NotNow as reason:
             return Promotion(Outcome.RETRY_LATER, str(reason))
-        except Exception as error:  # noqa: BLE001 - a committer may be anybody's: what it did not keep is sent again
+        except Exception as error:  # noqa: BLE001 - a user's own committer may raise anything: send the rest later
             return _later(self.key, error)
 
     def remember(self, sent: Promotion) -> Promotion:
-        """Tell the committer again what it was made to forget: everything was sent."""
+        """Commit every subtask again, in a committer that was restored from a backup: all of them were sent."""
         try:
             with self.committer:
                 for number in self.pending():
                     self.committer.commit(number, self.key.checkpoint_id, self.key.revision)
-        except Exception as error:  # noqa: BLE001 - a committer may be anybody's: it is told the next time
+        except Exception as error:  # noqa: BLE001 - a user's own committer may raise anything: try again later
             return _later(self.key, error)
         return sent
 
     def _send_alone(self, build: Callable[[], Sends]) -> Promotion:
-        """Send what others have left: only now nobody else does."""
+        """Send what is left, under the lock; look again first, since another promoter may have sent it meanwhile."""
         settled = self._sent() or self._lost()
         if settled is not None:
             return settled
         manifest = self._load()
         sender = _built(build)
-        for begun in (-self.attempt, BEGUN):  # in this order: what is killed in between has sent nothing
+        for begun in (-self.attempt, BEGUN):  # in this order; if it is killed in between, nothing was sent
             self.committer.commit(begun, self.key.checkpoint_id, self.key.revision)
         try:
             for number in self.pending():
@@ -227,7 +228,7 @@ class Delivery:
         return Promotion(Outcome.PROMOTED, attempt=self.attempt)
 
     def _send_subtask(self, sender: Sends, number: int, file: StagedFile, manifest: Manifest) -> None:
-        """Hand the rows of one file to the sender; True counts only if it has asked for all of them."""
+        """Give the rows of one file to the sender; its True counts only if it has taken all of them."""
         if not file.rows:
             return
         which = f"subtask {number}: {type(sender).__name__}.send_values"
@@ -252,13 +253,13 @@ class Delivery:
             raise NotNow(msg)
 
     def _timestamp(self) -> datetime:
-        """Return when the revision was begun; who promotes without a record is told when its rows were staged."""
+        """Return when the revision was begun, or when its rows were staged if the handle does not say it."""
         if begun := self.handle.get("timestamp"):
             return datetime.fromisoformat(begun)
         return datetime.fromtimestamp(self.place.manifest(self.attempt).stat().st_mtime, UTC)
 
     def _rows(self, number: int, file: StagedFile, manifest: Manifest) -> Iterator[Row]:
-        """Yield the rows of a staged file in the order they have there, a batch in memory at a time."""
+        """Yield the rows of a staged file in their order, with one batch in memory at a time."""
         import pyarrow.parquet as pq
 
         stem = f"{self.key.pipeline}/{self.handle['operator']}/{self.key.checkpoint_id}/r{self.key.revision}/{number}"
@@ -277,26 +278,26 @@ class Delivery:
 
 
 class CountedRows:
-    """An iterator over rows that knows how many it has given."""
+    """An iterator over rows that counts how many were taken."""
 
     def __init__(self, rows: Iterator[Row]) -> None:
-        """Give these."""
+        """Wrap an iterator over rows."""
         self.given = 0
         self._rows = rows
 
     def __iter__(self) -> Iterator[Row]:
-        """Be an iterator, not a list: a second loop goes on where the first one ended."""
+        """Return itself: a second loop goes on where the first one stopped."""
         return self
 
     def __next__(self) -> Row:
-        """Give the next one."""
+        """Return the next row, and count it."""
         row = next(self._rows)
         self.given += 1
         hit("send.row")
         return row
 
     def close(self) -> None:
-        """Close the file, which a sender that stopped half-way has left open."""
+        """Close the file, which is still open if the sender stopped half-way."""
         close = getattr(self._rows, "close", None)
         if close is not None:
             close()
@@ -312,7 +313,7 @@ def _built(build: Callable[[], Sends]) -> Sends:
 
 
 def _with_instants(batch: pa.RecordBatch, names: set[str]) -> pa.RecordBatch:
-    """Give Spark's instants their zone: its oldest way to write them, which is its default, does not say it."""
+    """Give Spark's timestamps the zone UTC: INT96, Spark's default in Parquet, does not say it."""
     for number, field in enumerate(batch.schema):
         if field.name in names and (known := _in_utc(field.type)) != field.type:
             batch = batch.set_column(number, field.with_type(known), batch.column(number).cast(known))
@@ -334,7 +335,7 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def _later(key: Key, error: Exception) -> Promotion:
-    """Say that it has to be asked for again."""
-    if not isinstance(error, TwophaseError):  # ours say all there is to say
+    """Return RETRY_LATER, with the error in one line."""
+    if not isinstance(error, TwophaseError):  # our own errors need no stack trace
         log.warning("%s: not sent", key, exc_info=error)
     return Promotion(Outcome.RETRY_LATER, one_line(error))

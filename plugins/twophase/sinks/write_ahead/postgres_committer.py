@@ -1,4 +1,4 @@
-"""The memory of a write-ahead sink as a table in PostgreSQL."""
+"""The committer that remembers in a PostgreSQL table what a write-ahead sink has sent: the default one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 10
 _TABLE_PARTS = 2
-#: From this version on a server may end sessions that are idle: ours is, while rows are sent.
+#: From this version on a server may end idle sessions; ours is idle while rows are sent.
 _ENDS_IDLE_SESSIONS = 140_000
 
 
 class Postgres(CheckpointCommitter):
-    """A small table in a PostgreSQL database: that of the connection `conn_id`, or the committer database.
+    """A small table in the database of the connection `conn_id`, or in the committer database.
 
-    Its rows are never deleted (R6). The lock is the database's own (an advisory one) and belongs to the session that
-    also commits: whoever has lost the session has lost the lock, and can neither ask nor commit any more.
+    Its rows are never deleted (R6). The lock is an advisory lock of the session that also commits: a process that loses
+    the session loses the lock, and can neither ask nor commit any more.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Postgres(CheckpointCommitter):
         conn_id: str | None = None,
         table: str = "twophase_write_ahead.committed",
     ) -> None:
-        """Declare where it is kept; `table` is `schema.name`, created when it is not there."""
+        """Declare the table as `schema.name`; it is created if it is missing."""
         super().__init__(job_id, operator_id)
         self.conn_id = conn_id
         self.table = table
@@ -52,7 +52,7 @@ class Postgres(CheckpointCommitter):
         return {"conn_id": self.conn_id, "table": self.table}
 
     def create_resource(self) -> None:
-        """Create the table, and its schema, unless they are there: then no right to create anything is needed."""
+        """Create the table and its schema if they are missing; if both are there, no right to create is needed."""
         with self, self._explained() as cursor:
             schema, _ = self.table.split(".")
             cursor.execute("SELECT to_regclass(%s) IS NULL, to_regnamespace(quote_ident(%s)) IS NULL",
@@ -99,12 +99,12 @@ class Postgres(CheckpointCommitter):
         self._session = session
         try:
             with self._explained() as cursor:
-                # A name without a schema is PostgreSQL's own, whatever others have put where it would be looked for.
+                # Names without a schema are looked up among PostgreSQL's own only: nobody can put theirs in the way.
                 cursor.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
-                # A machine that vanished must not hold the lock for the hours that a server waits by itself.
+                # Without keepalives a machine that vanished would hold the lock for hours.
                 cursor.execute("SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5;"
                                " SET tcp_keepalives_count = 4")  # fmt: skip
-                # What is remembered has to outlive the server, whatever is usual there.
+                # What is committed has to survive a crash of the server, whatever its default is.
                 cursor.execute("SELECT set_config('synchronous_commit', 'on', false)"
                                " WHERE current_setting('synchronous_commit') = 'off'")  # fmt: skip
                 if session.server_version >= _ENDS_IDLE_SESSIONS:
@@ -140,7 +140,7 @@ class Postgres(CheckpointCommitter):
 
     @contextmanager
     def lock(self, patience: float) -> Iterator[None]:
-        """Take the database's lock for this job and operator; it ends with the session, wherever the holder is."""
+        """Take the advisory lock of this job and operator; it ends with the session."""
         import psycopg2.errors
 
         key = f"twophase write-ahead {self.job_id}/{self.operator_id}"
@@ -174,7 +174,7 @@ class Postgres(CheckpointCommitter):
 
     @contextmanager
     def _explained(self) -> Iterator[Any]:
-        """Hand out a cursor; what the database has against it is an error of ours, in one line."""
+        """Hand out a cursor; turn the database's errors into ours, in one line."""
         import psycopg2
 
         if self._session is None:
@@ -187,14 +187,14 @@ class Postgres(CheckpointCommitter):
             raise self._in_words(error) from error
 
     def _in_words(self, error: Exception) -> SinkUnavailable | ConfigError:
-        """Say what the database has against it: it is away for now, or a person has to do something."""
+        """Return SinkUnavailable if the error may pass by itself, ConfigError if a person has to act."""
         said = f"{self.which}: table {self.table}: {database.one_line(error)}"
         if database.passes(error):
             return SinkUnavailable(said)
         return ConfigError(f"{said}; create it by hand, or grant what is missing")
 
 
-#: Who holds an advisory lock, by the text that it was made of.
+#: Says who holds an advisory lock, given the text that its key is the hash of.
 _HOLDER = """SELECT concat(a.application_name, ', session ', a.pid, ' since ',
         to_char(a.query_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), ' UTC')
     FROM (SELECT hashtextextended(%s, 0) AS key) k

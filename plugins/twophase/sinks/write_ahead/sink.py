@@ -1,6 +1,7 @@
-"""Any system at all: rows are staged as a write-ahead log, and sent once their checkpoint is decided.
+"""The sink `WriteAhead`: stages rows durably, and sends them to any system once their checkpoint is decided.
 
-In Flink this is GenericWriteAheadSink with its CheckpointCommitter. What it can promise, and what not, `sending` draws.
+In Flink this is GenericWriteAheadSink with its CheckpointCommitter. `delivery.py` says what it can promise, and what
+not; `sinks/base.py` says who calls its methods.
 
     <path>.twophase/staging/00000018.r1.a3.7c1e09ab/…   the rows, one Parquet file per subtask, durable before the vote
     <path>.twophase/manifests/00000018.r1.a3.json       which file is which subtask, for ever
@@ -42,7 +43,7 @@ log = logging.getLogger("twophase")
 
 _CLASS = re.compile(r"[\w.]+:[\w.]+")
 _SECRET = re.compile(r"(?i).*(password|passwd|secret|token|api_?key)")
-#: To the sweeper what the committer remembers of a revision is an attempt's: one that is dead when the revision ended.
+#: The attempt number under which the sweeper sees what the committer remembers of a revision: dead once that has ended.
 _MARKS = 2**31
 
 
@@ -56,28 +57,28 @@ class Sender(ABC):
     def send_values(self, rows: Iterator[Row], checkpoint_id: int, timestamp: datetime) -> bool:
         """Send the rows of one subtask; `timestamp` is when the revision was begun.
 
-        True says that every row has arrived. False, or any exception, says "not now": the same rows, in the same order,
-        are given again later, and nothing overtakes them.
+        Return True if every row has arrived. False, or any exception, means "not now": the same rows come again later,
+        in the same order, and no later checkpoint overtakes them.
         """
 
     def close(self) -> None:  # noqa: B027 - for senders that hold something
-        """Give back what the sender holds; called once the last subtask was sent, or could not be."""
+        """Release what the sender holds; called after the last subtask, and after one that could not be sent."""
 
 
 class _Log(Files):
-    """Staging as a table has it, without the column that the name of a visible folder would give."""
+    """The staging of a files table, without the column `checkpoint`, which the name of a visible folder would give."""
 
     def _given_names(self) -> list[str]:
         return []
 
 
 class WriteAhead(Sink):
-    """Rows for a system that knows nothing of us: at least once, or exactly once if it keeps the ids of rows."""
+    """Sends rows to a system that has no sink here: at least once, or exactly once if it keeps the ids of rows."""
 
     identity = ()
     fixed_while_pending = ("path", "committer", "idempotent")
 
-    #: No checkpoint overtakes another: what cannot be sent holds up what comes after it.
+    #: No checkpoint overtakes another: one that cannot be sent holds up all that come after it.
     ordered = True
 
     def __init__(  # noqa: PLR0913 - what a user may declare
@@ -99,7 +100,7 @@ class WriteAhead(Sink):
         """
         self.sender = sender
         self.arguments = {} if arguments is None else arguments
-        # What comes from the record is built when it is asked for: the Spark job need not have its module.
+        # A committer from the record is built only when it is needed: the Spark job may lack its module.
         self._committer = committer if isinstance(committer, dict) else declared(committer).declaration()
         self.idempotent = idempotent
         self.republish = republish
@@ -135,7 +136,7 @@ class WriteAhead(Sink):
             Files(self.path)  # refuses what is no folder of a file system
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal one."""
+        """Return the arguments that build an equal sink."""
         return {
             "sender": self.sender,
             "arguments": self.arguments,
@@ -147,7 +148,7 @@ class WriteAhead(Sink):
 
     @property
     def committer(self) -> CheckpointCommitter:
-        """Return what remembers what was sent, of no job and operator yet."""
+        """Return the declared committer, without a job and an operator yet."""
         return CheckpointCommitter.load(self._committer)
 
     def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
@@ -165,7 +166,7 @@ class WriteAhead(Sink):
 
     @property
     def _log(self) -> Files:
-        """Return the staging, which is that of a table which nothing is ever promoted to."""
+        """Return the files sink that stages the rows; nothing is ever promoted to its table."""
         if self.path is None and self._owner is None:
             msg = f"sinks.WriteAhead {self.sender}: it has no folder yet; declare it in a pipeline, or give it a path"
             raise ConfigError(msg)
@@ -182,19 +183,19 @@ class WriteAhead(Sink):
         return self._log.owner()
 
     def folders(self) -> tuple[str, ...]:
-        """Return that folder, and the one beside it."""
+        """Return the folder of the staged rows, and the one beside it."""
         return self._log.folders()
 
     def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - whichever it is, it was sent
-        """Refuse to run a checkpoint again, unless it may be sent again."""
+        """Refuse to run a checkpoint again, unless `republish` allows to send it again."""
         if self.republish:
             return None
         return "what was sent cannot be taken back; declare republish=True to send it again, marked with its revision"
 
     def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - no slot has a place of its own here
-        """See that the sender can be built from its arguments; make the folders, and what the committer needs.
+        """Check that the sender takes its arguments; create the folders, and what the committer needs.
 
-        A committer that is away for now keeps nobody from staging and deciding.
+        If the committer is down, checkpoints are still staged and decided; only the sending waits.
         """
         self._sender_class()
         self._log.prepare()
@@ -230,7 +231,7 @@ class WriteAhead(Sink):
         slot: str | None = None,  # noqa: ARG002 - see prepare
         older: Output | None = None,  # noqa: ARG002 - what was sent is not replaced
     ) -> Json:
-        """Name a staging folder, and the operator id, so that the record alone tells what was sent."""
+        """Name a staging folder and the operator id, so that recovery can promote from the record alone."""
         return {**self._log.place(key, attempt, token), "operator": self._operator}
 
     def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
@@ -239,16 +240,16 @@ class WriteAhead(Sink):
         return self._log.stage(frame, key, attempt, sink, handle)
 
     def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
-        """Make what lies in the staging folder durable, and describe it in a manifest."""
+        """Make the staged files durable, and write their manifest."""
         self._check_columns(key, sink, [column.name for column in schema])
         return self._log.seal(key, attempt, sink, handle, schema)
 
     def staging_path(self, key: Key, handle: Json) -> str:
-        """Return the staging folder: the output path of a job that knows nothing of us, and writes Parquet."""
+        """Return the staging folder: the output path for a Spark job of the user's own, which writes Parquet."""
         return self._log.staging_path(key, handle)
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
-        """Seal what such a job wrote."""
+        """Seal what the user's own job wrote."""
         staged = self._log.inspect(key, attempt, sink, handle)
         self._check_columns(key, sink, [name for name, _ in staged["schema"]])
         return staged
@@ -261,7 +262,7 @@ class WriteAhead(Sink):
             raise ConfigError(msg)
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote, and see that nothing of it was sent."""
+        """Compare the staged folder with its manifest before the vote, and check that none of it was sent before."""
         self._log.check(key, handle, manifest)
         try:
             delivery = self._delivery(key, handle, manifest)
@@ -280,7 +281,7 @@ class WriteAhead(Sink):
             raise ManifestMismatch(msg)
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
-        """Return what an attempt staged, for audits."""
+        """Return the rows that an attempt staged, for audits."""
         return self._log.staged(key, handle, manifest)
 
     # --- promote -----------------------------------------------------------------------------------------------------
@@ -292,7 +293,7 @@ class WriteAhead(Sink):
         return Delivery(key, handle, manifest, committer, number, self.idempotent, self.republish)
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Say where the output stands, by the committer."""
+        """Ask the receipts and the committer whether the output was sent; change nothing."""
         try:
             delivery = self._delivery(key, handle, manifest)
         except (ConfigError, ImportError) as error:
@@ -300,7 +301,7 @@ class WriteAhead(Sink):
         return self._closed(key, handle) or delivery.find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Send every subtask that the committer does not know as sent."""
+        """Send every subtask that the committer does not have as sent."""
         try:
             delivery = self._delivery(key, handle, manifest)
         except (ConfigError, ImportError) as error:
@@ -319,7 +320,7 @@ class WriteAhead(Sink):
         return sent
 
     def _closed(self, key: Key, handle: Json) -> Promotion | None:
-        """Say that all was sent, even if the committer was restored from a backup, too, and has forgotten it."""
+        """Say, by the receipts, that all was sent; the committer may have been restored from a backup. Else None."""
         seq = handle.get("commit_seq")
         if seq is None or not self._receipts(handle).is_closed(key, seq):
             return None
@@ -329,22 +330,22 @@ class WriteAhead(Sink):
         return Receipts(DISK, side(Path(handle["table"])))
 
     def discard(self, key: Key, handle: Json) -> None:
-        """Remove what the attempts of a dead revision staged; nothing of it was sent."""
+        """Remove what the attempts of an aborted revision staged; none of it was sent."""
         self._log.discard(key, handle)
 
     def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
-        """Remove what earlier attempts staged; none of it was sent, says `check`, or all of it may be sent again."""
+        """Remove what earlier attempts staged: by `check` none of it was sent, or all of it may be sent again."""
         self._log.discard_earlier(key, attempt, handle)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 
     def attempts(self) -> Iterator[Attempt]:
-        """List staged rows and manifests, then what the committer can drop once they are gone."""
+        """List staged rows and manifests, then the revisions that the committer can drop once these are gone."""
         yield from self._log.attempts()
         yield from self._marks()
 
     def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
-        """List staged rows, the manifests of these revisions, and what the committer can drop."""
+        """List staged rows, the manifests of these revisions, and the revisions that the committer can drop."""
         yield from self._log.left_by(revisions)
         yield from self._marks()
 
@@ -355,7 +356,7 @@ class WriteAhead(Sink):
                     yield Attempt(mark.checkpoint, mark.revision, _MARKS, f"{committer.which}: {mark}")
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those; the committer forgets a revision once its rows are gone and nobody can send them."""
+        """Remove one leftover; the committer drops a revision once its staged rows are gone: nobody can send them."""
         if left.attempt != _MARKS:
             self._log.remove(left)
             return
@@ -368,20 +369,20 @@ class WriteAhead(Sink):
     # --- for a record that is older than what was sent ---------------------------------------------------------------
 
     def newest(self, pipeline: str) -> int | None:
-        """Return the number of the newest receipt."""
+        """Return the commit_seq of the newest receipt, 0 for none."""
         return self._log.newest(pipeline) or 0
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
-        """Yield what is kept beside the staged rows."""
+        """Yield the receipts that are kept beside the staged rows."""
         yield from self._log.receipts(pipeline, since)
 
     # --- verify ------------------------------------------------------------------------------------------------------
 
     def verify(self, output: Output) -> Iterator[str]:
-        """Compare a committed revision with what the committer remembers; what the system holds only that can tell."""
+        """Compare a committed revision with what the committer remembers; what the system holds cannot be seen here."""
         delivery = self._delivery(output.key, output.handle, output.manifest, output.attempt)
         if self.committer.forgets and not FilesPaths(output.key, output.handle).staged.exists():
-            return  # swept, and so forgotten
+            return  # its rows are swept, so the committer has dropped it
         with delivery.committer as committer:
             for subtask in delivery.pending():
                 yield f"subtask {subtask} is not in {committer.which}"
