@@ -1,1 +1,1 @@
-"""Tables that keep a log of their own: Delta and Iceberg."""
+"""The sinks for log tables: Delta and Iceberg."""

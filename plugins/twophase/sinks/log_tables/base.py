@@ -1,10 +1,11 @@
-"""What Delta and Iceberg tables have in common: Parquet files that the table takes in where they were staged.
+"""The base class of the sinks `Delta` and `Iceberg`: stages Parquet files, which the table takes in where they lie.
 
     <home>/00000018.r1.a3.7c1e09ab/dt=2026-11-15/part-….parquet     staged, then in the table, until it is replaced
     <home>/manifests/00000018.r1.a3.json                             the manifest, durable before the vote
 
-Nothing is moved or copied. What is in no commit of the table no reader sees; what a replacement took out stays readable
-by the record until its retention is over. The table's own clean-up never comes here, ours goes by the record (R11).
+Nothing is moved or copied. Readers see a file only once a commit of the table names it. Files that a replacement took
+out stay readable by the record until their retention is over. The table's own clean-up never looks into this folder;
+ours goes by the record (R11). `sinks/base.py` says who calls the methods, `commits.py` promotes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LogTableSink(Sink):
     ordered = True
 
     def __init__(self, path: str, conn_id: str | None, partition_by: Iterable[str], options: Json | None) -> None:
-        """Declare where the files are, and by which connection they are reached if not on a disk.
+        """Declare where the files are, and the connection that reaches them if they are not on a disk.
 
         `options` go to Spark's Parquet writer.
         """
@@ -50,7 +51,7 @@ class LogTableSink(Sink):
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
         self._seen: LogTable | None = None
-        #: What the table asks of its rows, as `prepare` found it.
+        #: The rules that the table has for its rows, as `prepare` found them.
         self._rules: dict[str, Any] = {}
         self._check_arguments()
 
@@ -65,7 +66,7 @@ class LogTableSink(Sink):
 
     @cached_property
     def storage(self) -> Storage:
-        """Return where the files are: a path says it."""
+        """Return the storage of the files, which follows from the path."""
         return storage_of(self._who, self.path, self.conn_id)
 
     @property
@@ -76,40 +77,40 @@ class LogTableSink(Sink):
     @property
     @abstractmethod
     def _in_folders(self) -> list[str]:
-        """Return the columns that only the names of folders have, not the files."""
+        """Return the columns whose values are in the names of folders only, not in the files."""
 
     @abstractmethod
     def app(self, key: Key, handle: Json) -> str:
-        """Return whose high-water mark it is: one per pipeline and write."""
+        """Return the name of the high-water mark in the table: one per pipeline and write."""
 
     @abstractmethod
     def open(self, handle: Json) -> LogTable | None:
-        """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
+        """Open the table of a handle; None if there is none yet; Trouble if nobody can tell."""
 
     @abstractmethod
     def create(self, handle: Json, schema: Schema) -> None:
-        """Create it, empty; Conflict if another did."""
+        """Create the table, empty; Conflict if somebody else just did."""
 
     @abstractmethod
     def _handle(self) -> dict[str, Any]:
-        """Return what of a handle finds the table again."""
+        """Return the part of a handle that says which table it is."""
 
     @abstractmethod
     def _kind(self, kind: spark_types.SparkType) -> object:
-        """Return a type as this format has it; ValueError names what it has not."""
+        """Return a type as this format has it; ValueError if the format does not have it."""
 
     def location(self) -> str:
         """Return the table's folder."""
         return self.path if "://" in self.path else str(data_path(self.path))
 
     def connections(self) -> tuple[str, ...]:
-        """Return the connection by which the files are staged."""
+        """Return the connections that staging needs."""
         return self.storage.connections()
 
     # --- prepare -----------------------------------------------------------------------------------------------------
 
     def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - a slot has no place of its own
-        """Create the folders, and look whether the table, if there is one, can be honoured."""
+        """Create the folders, and check that the table, if there is one, has nothing that we cannot honour."""
         self.storage.prepare(self._who, self.location(), self._home, f"{self._home}/manifests")
         table = self._opened()
         self._claim(table)
@@ -119,7 +120,7 @@ class LogTableSink(Sink):
         self._rules = table_rules.placed(table.schema(), table.rules()) if table is not None else {}
 
     def _claim(self, table: LogTable | None) -> None:
-        """Take the table for the pipeline that declares it."""
+        """Make the pipeline that declares the sink the owner of the table; ConfigError if it has another."""
         if self.pipeline is None:
             return
         if theirs := foreign(table, self.storage, self._home, self.pipeline):
@@ -128,7 +129,7 @@ class LogTableSink(Sink):
         owner.claim(self.storage, self._home, self._who, self.pipeline)
 
     def owner(self) -> str | None:
-        """Return the pipeline that the table names."""
+        """Return the pipeline that the owner file names, or another one that has markers in the table."""
         found = owner.owner_of(self.storage, self._home)
         table = self._opened()
         others = (table.writers() if table is not None else frozenset()) - {found}
@@ -140,7 +141,7 @@ class LogTableSink(Sink):
             self._refuse(why)
 
     def _opened(self) -> LogTable | None:
-        """Open the declared table for a look."""
+        """Open the declared table; Retryable if that fails."""
         try:
             return self.open(self._handle())
         except Trouble as error:
@@ -148,14 +149,14 @@ class LogTableSink(Sink):
             raise Retryable(msg) from error
 
     def _current(self) -> LogTable | None:
-        """Return the table as it is now: what was listed of it before, if it has not changed since."""
+        """Return the table as it is now; if it has not changed, the handle from before, with what that has listed."""
         table = self._opened()
         if table is None or self._seen is None or self._seen.version != table.version:
             self._seen = table
         return self._seen
 
     def _standing(self) -> Mapping[str, frozenset[str]]:
-        """Return what of ours is in the table now."""
+        """Return our attempts that are in the table now, with their files."""
         table = self._current()
         return table.standing() if table is not None else {}
 
@@ -167,10 +168,10 @@ class LogTableSink(Sink):
         attempt: int,
         token: str,
         *,
-        slot: str | None = None,  # noqa: ARG002 - likewise
+        slot: str | None = None,  # noqa: ARG002 - a slot has no place of its own
         older: Output | None = None,
     ) -> Json:
-        """Name a staging folder; what was put into another table is not replaced in this one."""
+        """Name a staging folder; an older revision is replaced only if it was promoted to this same table."""
         place = {
             **self._handle(),
             "home": self._home,
@@ -203,7 +204,7 @@ class LogTableSink(Sink):
         return LogTablePaths(key, handle, self.storage)
 
     def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
-        """Refuse, before anything is written, what this format cannot have."""
+        """Refuse, before anything is written, columns that this format cannot have."""
         log_columns.check(f"checkpoint {key}: sink {sink!r}", schema, self.partition_by, self._kind)
 
     def seal(  # noqa: PLR0913, PLR0917 - what a Spark job knows
@@ -215,18 +216,18 @@ class LogTableSink(Sink):
         schema: Schema,
         known: Mapping[str, FileFacts] | None = None,
     ) -> Json:
-        """Make what lies in the staging folder durable, and describe it in a manifest."""
+        """Make the staged files durable, and write their manifest."""
         place = self._place(key, handle)
         summary = seal.seal(place, Written(attempt, sink, schema, "parquet", self.options, place.name), known)
         hit("stage.marked")
         return summary
 
     def staging_path(self, key: Key, handle: Json) -> str:
-        """Return the staging folder: the output path of a job that knows nothing of us."""
+        """Return the staging folder: the output path for a Spark job of the user's own."""
         return self._place(key, handle).staged
 
     def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
-        """Seal what a job wrote into the staging folder; its schema is what the files say, and the folders."""
+        """Seal what a user's own job wrote into the staging folder; files and partition folders give the schema."""
         place = self._place(key, handle)
         if handle.get("rules"):
             name = handle["rules"]["rules"][0][0]
@@ -256,7 +257,7 @@ class LogTableSink(Sink):
             return parquet_schema.columns(file)
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Compare the staged folder with its manifest before the vote, and see that the table can take it in."""
+        """Compare the staged folder with its manifest before the vote, and check that the table can take it in."""
         place = self._place(key, handle)
         table = self._opened()
         if theirs := foreign(table, self.storage, place.side, key.pipeline):
@@ -276,16 +277,17 @@ class LogTableSink(Sink):
         if problem is None and older is not None and (changed := disturbed(table, older)):
             path, how = changed[0]
             problem = f"it replaces {older.key}, whose file {path} {how}"
-        if problem is None and key.revision > 1:  # before the first one nobody was, or the marker tells
+        if problem is None and key.revision > 1:  # a first revision has none before it, or the marker shows it
             problem = self._staying(table, key, older)
         if problem:
             msg = f"checkpoint {key}: {self._who}: {problem}"
             raise ManifestMismatch(msg)
 
     def _staying(self, table: LogTable, key: Key, older: Manifest | None) -> str | None:
-        """Say what another revision of the checkpoint has in the table and would keep: rows would be there twice.
+        """Say which other revision of the checkpoint would stay in the table: its rows would be there twice.
 
-        The record lost sight of it: its write had another name or place then, or the record is older than the table.
+        This record does not know that revision: its write had another name or place then, or the record is older than
+        the table.
         """
         for match in filter(None, map(ATTEMPT.fullmatch, table.standing())):
             name, number, revision, attempt = match[0], *map(int, match.groups())
@@ -294,14 +296,14 @@ class LogTableSink(Sink):
             before = LogTablePaths(key._replace(revision=revision), {"home": self._home, "name": name}, self.storage)
             with suppress(FileNotFoundError):
                 if Manifest.loads(self.storage.read(before.manifest(attempt))).key.pipeline != key.pipeline:
-                    continue  # somebody's who had the table before
+                    continue  # it belongs to a pipeline that owned the table before
             return f"{before.staged} is in the table, of the same checkpoint, and in this record it is not replaced"
         return None
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Say where the output stands without changing it."""
+        """Say whether the output is promoted, staged or lost; change nothing."""
         return LogTablePromoter(self, key, handle, manifest).find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -309,7 +311,7 @@ class LogTableSink(Sink):
         return LogTablePromoter(self, key, handle, manifest).promote()
 
     def discard(self, key: Key, handle: Json) -> None:
-        """Remove what any attempt of a dead revision staged."""
+        """Remove what any attempt of an aborted revision staged."""
         for left in self._attempts(handle["home"]):
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
@@ -321,11 +323,11 @@ class LogTableSink(Sink):
         yield from self._attempts(self._home)
 
     def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
-        """List them only if there is something to look for: what is in the table lies in the same folder."""
+        """List all attempts, but only if there are revisions to look for: those in the table lie in the same folder."""
         return self.attempts() if revisions else iter(())
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those, unless it is in the table: then another record knows of it."""
+        """Remove one leftover, unless its files are in the table: then another record knows of it."""
         home, _, name = left.path.rpartition("/")
         if left.manifest:
             try:
@@ -343,21 +345,21 @@ class LogTableSink(Sink):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=folder != home)
 
     def superseded(self) -> Iterator[Superseded]:
-        """List what is in no table (any more): the record knows which of these a later revision took out."""
+        """List the folders that are not in the table; the record knows which of them are superseded revisions."""
         standing = self._standing()
         for left in self._attempts(self._home):
             if not left.manifest and _name(left.path) not in standing:
                 yield Superseded(left.checkpoint_id, left.revision, left.path)
 
     def forget(self, old: Superseded) -> None:
-        """Remove one of those; the record said that its retention is over."""
+        """Remove one superseded revision, unless it is in the table; the record said that its retention is over."""
         if _name(old.path) not in self._standing():
             self.storage.remove(old.path, self._home)
 
     # --- for a record that is older than the table -------------------------------------------------------------------
 
     def newest(self, pipeline: str) -> int | None:
-        """Return the number of the newest receipt; before there were any, the table's own mark."""
+        """Return the commit_seq of the newest receipt; without receipts, that of the table's own marker."""
         found = Receipts(self.storage, self._home).newest(pipeline)
         if found is None:
             table, handle = self._opened(), {**self._handle(), "home": self._home}
@@ -365,17 +367,17 @@ class LogTableSink(Sink):
         return found or 0
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
-        """Yield what is kept beside the manifests."""
+        """Yield the receipts that are kept beside the manifests."""
         yield from Receipts(self.storage, self._home).since(pipeline, since)
 
     def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
-        """Yield what of the pipeline's is in the table; what others rewrote is told by nothing but receipts."""
+        """Yield the pipeline's revisions whose files are in the table; if others rewrote them, only receipts tell."""
         for match in filter(None, map(ATTEMPT.fullmatch, sorted(self._standing()))):
             name, checkpoint_id, revision, attempt = match[0], *map(int, match.groups())
             place = self._place(Key(pipeline, checkpoint_id, revision), {"home": self._home, "name": name})
             with suppress(FileNotFoundError):
                 if Manifest.loads(self.storage.read(place.manifest(attempt))).key.pipeline != pipeline:
-                    continue  # somebody's who had the table before
+                    continue  # it belongs to a pipeline that owned the table before
             yield checkpoint_id, revision
 
     # --- verify, read ------------------------------------------------------------------------------------------------
@@ -384,12 +386,12 @@ class LogTableSink(Sink):
         return manifest_check.load(self._place(output.key, output.handle), output.attempt, output.manifest["digest"])
 
     def _lying(self, output: Output) -> tuple[LogTablePaths, Manifest]:
-        """Return where a decided revision lies: a restage may have been in vain, so the manifest says it."""
+        """Return where a decided revision lies: its manifest says it, for the handle may name a restage that lost."""
         found = self._manifest(output)
         return self._place(output.key, {**output.handle, "name": found.folder or ""}), found
 
     def verify(self, output: Output) -> Iterator[str]:
-        """Compare a committed revision with the table: every file is in it, byte by byte what was staged."""
+        """Compare a committed revision with the table: every file has to be in it, byte by byte as it was staged."""
         try:
             place, found = self._lying(output)
         except ManifestMismatch as error:
@@ -402,7 +404,7 @@ class LogTableSink(Sink):
             yield f"{place.staged}/{path} {how}"
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
-        """Yield the attempts in the table that no committed checkpoint knows; what other writers put in is theirs."""
+        """Yield our attempts in the table that no committed checkpoint owns; files of other writers do not count."""
         keys = {output.key[1:] for output in known}
         found: dict[tuple[int, int], str] = {}
         for name in sorted(self._standing()):
@@ -431,12 +433,12 @@ class LogTableSink(Sink):
         return [f"{place.staged}/{file.path}" for file in found.files]
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
-        """Return what an attempt staged, for audits and comparisons."""
+        """Return the rows that an attempt staged, for audits and comparisons."""
         place = self._place(key, handle)
         return self._relation(Output(key, _attempt_of(place), handle, manifest), "staged")
 
     def committed(self, output: Output) -> DuckDBRows:
-        """Return what a decided revision holds, for comparisons."""
+        """Return the rows of a decided revision, for comparisons."""
         return self._relation(output, "committed")
 
     def _relation(self, output: Output, name: str) -> DuckDBRows:

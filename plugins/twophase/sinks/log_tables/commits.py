@@ -1,8 +1,8 @@
-"""How staged Parquet files get into a table that keeps a log of its own: one commit, which carries the marker.
+"""The promoter of log tables: takes staged Parquet files into the table, in one commit that carries the marker.
 
-The files stay where they were staged; the table's log, or its catalog, takes them in. The marker is a high-water mark,
-the `commit_seq` of the last promotion: so promotions follow each other (R12), and whoever commits does it on the very
-handle on which the marker was read. When another writer was faster, all of it starts over from a fresh handle.
+The files stay where they were staged; the table's log, or its catalog, names them. The marker is a high-water mark, the
+`commit_seq` of the last promotion. So promotions follow each other (R12), and each commits on the very handle on which
+it read the marker. When another writer was faster, it starts over from a fresh handle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from twophase.sinks.staged_files.receipts import Receipts, key_of
 from twophase.storage import disk
 from twophase.storage.base import Storage
 
-#: How often a promoter starts over when other writers get in its way, before it leaves the work to whoever comes next.
+#: How often a promoter starts over when other writers are faster, before it answers RETRY_LATER.
 TRIES = 20
 
 
@@ -38,17 +38,17 @@ class Change(NamedTuple):
     seq: int
     add: Manifest
     remove: Manifest | None
-    #: What the table's history says of it.
+    #: What the table's history is to say of this commit.
     note: str
 
 
 class LogTable(ABC):
-    """A table as one handle sees it: what is read here and what is committed here belong together."""
+    """A log table as one handle sees it; a commit fails if the table's marker has moved since the handle was opened."""
 
     @property
     @abstractmethod
     def version(self) -> object:
-        """Return what changes whenever the table does."""
+        """Return a value that changes whenever the table does."""
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -56,18 +56,18 @@ class LogTable(ABC):
 
     @abstractmethod
     def marker(self, app: str) -> int | None:
-        """Return the high-water mark of a pipeline; None: it has none yet."""
+        """Return the high-water mark of this name; None if there is none yet."""
 
     def writers(self) -> frozenset[str]:
-        """Return the pipelines that have markers in it, where the folder of the table does not tell already."""
+        """Return the pipelines that have markers in the table, where the owner file alone may not tell."""
         return frozenset()
 
     @abstractmethod
     def standing(self) -> Mapping[str, frozenset[str]]:
-        """Return what of ours is in the table: the folders of attempts, and which files of each. Listed once."""
+        """Return our attempts that are in the table: their folders, with the files of each. Listed once per handle."""
 
-    def reduced(self, manifest: Manifest) -> list[str]:  # noqa: ARG002 - in most tables that cannot be
-        """Return the files of a manifest that are in the table without all their rows."""
+    def reduced(self, manifest: Manifest) -> list[str]:  # noqa: ARG002 - for formats with delete files
+        """Return the files of a manifest that have lost some of their rows in the table."""
         return []
 
     @abstractmethod
@@ -76,14 +76,14 @@ class LogTable(ABC):
 
     @abstractmethod
     def objection(self, schema: Schema | None = None) -> str | None:
-        """Say why this table, or this schema in it, cannot be honoured; None: it can."""
+        """Say what this table has, or lacks for this schema, that we cannot honour; None if there is nothing."""
 
     @abstractmethod
     def rules(self) -> Sequence[Rule]:
-        """Return what the table asks of every row."""
+        """Return the rules that every row of the table has to keep."""
 
     def misfit(self, schema: Schema) -> str | None:
-        """Say which column the table has otherwise."""
+        """Say which column is spelt otherwise or has another type in the table; None if all fit."""
         there = {column.name.lower(): column for column in self.schema()}
         for column in schema:
             found = there.get(column.name.lower(), column)
@@ -95,7 +95,7 @@ class LogTable(ABC):
         return None
 
     def promoted(self, schema: Schema) -> Schema:
-        """Return a schema as it is in the table, where what was voted for before a column was widened still fits."""
+        """Return a schema with the table's wider types: what was voted for before a column was widened still fits."""
         there = dict(self.schema())
         return tuple(
             Column(name, there[name]) if name in there and self.widens(name, kind, there[name]) else Column(name, kind)
@@ -103,7 +103,7 @@ class LogTable(ABC):
         )
 
     def widens(self, name: str, before: str, after: str) -> bool:  # noqa: ARG002 - for formats that can
-        """Say whether a column of the table may go on with a wider type, over files that have the narrower one."""
+        """Say whether a column of the table may get a wider type, over files that have the narrower one."""
         return False
 
     def takes(self, file: StagedFile) -> bool:  # noqa: ARG002 - most take all
@@ -112,52 +112,52 @@ class LogTable(ABC):
 
     @abstractmethod
     def widen(self, schema: Schema) -> bool:
-        """Add the columns that the table lacks, without rows; True: it did, and this handle is old."""
+        """Add the columns that the table lacks, without rows; True if it did: then this handle is outdated."""
 
     @abstractmethod
     def commit(self, change: Change) -> None:
-        """Do it all in one step, unless the marker has moved since this handle was opened: Conflict.
+        """Commit the change in one atomic step; Conflict if the marker has moved since this handle was opened.
 
-        Afterwards this handle shows the table with it.
+        Afterwards this handle shows the table with the change.
         """
 
     @abstractmethod
     def make_durable(self) -> None:
-        """Make durable what this handle has seen."""
+        """Make the version of the table that this handle shows durable."""
 
 
 class Opener(Protocol):
-    """Who opens tables."""
+    """What the promoter needs of a sink: it opens and creates the table."""
 
     @property
     def storage(self) -> Storage:
-        """Return where their files are."""
+        """Return the storage of the table's files."""
         ...
 
     def app(self, key: Key, handle: Json) -> str:
-        """Return whose high-water mark it is: one per pipeline and write."""
+        """Return the name of the high-water mark in the table: one per pipeline and write."""
         ...
 
     def open(self, handle: Json) -> LogTable | None:
-        """Open the table of a handle; None: it is not there yet. Trouble if it cannot be said."""
+        """Open the table of a handle; None if there is none yet; Trouble if nobody can tell."""
         ...
 
     def create(self, handle: Json, schema: Schema) -> None:
-        """Create it, empty; Conflict if another did."""
+        """Create the table, empty; Conflict if somebody else just did."""
         ...
 
 
 class LogTablePaths:
-    """Where one attempt's output is: it stays there when the table takes it in."""
+    """The paths of one attempt's output, which stays there when the table takes it in."""
 
     def __init__(self, key: Key, handle: Json, storage: Storage) -> None:
-        """Derive every path from what the record keeps."""
+        """Derive every path from the handle in the record."""
         self.key = key
         self.storage = storage
         self.side: str = handle["home"]
         self.name: str = handle["name"]
         self.staged = f"{self.side}/{self.name}"
-        #: Digests that were voted for before a restage: what they stand for may still turn up (R10).
+        #: Digests that were voted for before a restage: the output with such a digest may still turn up (R10).
         self.earlier: list[str] = handle.get("earlier", [])
         #: The marker of the committed revision that this one takes the place of.
         self.replaces: Marker | None = Marker.parse(handle.get("replaces") or "")
@@ -167,11 +167,11 @@ class LogTablePaths:
         return f"{self.side}/manifests/{self.key.checkpoint_id:08d}.r{self.key.revision}.a{attempt}.json"
 
     def holds(self, manifest: Manifest) -> bool:
-        """Say whether the staged folder is there; one without files need not be."""
+        """Say whether the staged folder is there; an output without files needs none."""
         return not manifest.files or self.storage.has(self.staged)
 
     def older(self) -> Manifest | None:
-        """Return the manifest of what this one takes the place of."""
+        """Return the manifest of the revision that this one replaces; None if it replaces none."""
         if self.replaces is None:
             return None
         key = self.key._replace(revision=self.replaces.revision)
@@ -180,7 +180,7 @@ class LogTablePaths:
 
 
 def foreign(table: LogTable | None, storage: Storage, home: str, pipeline: str) -> str | None:
-    """Say that a table is another pipeline's, by its folder or by the markers in it; None: it is not."""
+    """Say that a table belongs to another pipeline, by its owner file or by the markers in it; else None."""
     if theirs := owner.objection(storage, home, pipeline):
         return theirs
     others = (table.writers() if table is not None else frozenset()) - {pipeline}
@@ -198,10 +198,10 @@ def note_of(key: Key, attempt: int, digest: str) -> str:
 
 
 class LogTablePromoter:
-    """Promotes what one attempt staged, or says where it stands."""
+    """Promotes the staged output of one attempt, or says whether it is promoted."""
 
     def __init__(self, opener: Opener, key: Key, handle: Json, manifest: Json) -> None:
-        """Start from what the record keeps of the participant."""
+        """Start from the participant's handle and manifest in the record."""
         self.opener = opener
         self.key = key
         self.handle = handle
@@ -217,7 +217,7 @@ class LogTablePromoter:
     # --- where it stands ---------------------------------------------------------------------------------------------
 
     def find(self) -> Promotion:
-        """Say where the output stands without changing it."""
+        """Say whether the output is promoted, staged or lost; change nothing."""
         try:
             if promoted := self._promoted():
                 return promoted
@@ -230,7 +230,7 @@ class LogTablePromoter:
         return Promotion(Outcome.RETRY_LATER, f"staged at {self.place.staged}")
 
     def _staged(self) -> Manifest:
-        """Return the manifest of what is staged, if all of it is there."""
+        """Return the manifest of the staged output; ManifestMismatch unless all of it is there."""
         found = manifest_check.load(self.place, self.attempt, self.manifest["digest"])
         if not self.place.holds(found):
             msg = f"staged output {self.place.staged} is gone"
@@ -239,16 +239,16 @@ class LogTablePromoter:
         return found
 
     def _promoted(self, table: LogTable | None = None) -> Promotion | None:
-        """Read the marker back; None: it has not come this far."""
+        """Read the marker back; None if it is still below this commit_seq."""
         table = table or self.opener.open(self.handle)
         if table is None or (table.marker(self.app) or 0) < self.seq:
             return None
-        table.make_durable()  # whoever counts a marker: its promoter may have died before it came to that (R2)
+        table.make_durable()  # whoever counts a marker does: its promoter may have died before that (R2)
         hit("promote.durable")
         return self._evidence(table)
 
     def _evidence(self, table: LogTable) -> Promotion:
-        """Say which attempt it was, or that the mark is another record's: a mark alone does not say whose rows came."""
+        """Say which attempt was promoted, or that another record moved the marker: the number alone does not tell."""
         mine = self._folders(table)
         if self.place.name in mine:
             return Promotion(Outcome.ALREADY_PROMOTED, attempt=self.attempt)
@@ -260,7 +260,7 @@ class LogTablePromoter:
         if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
             return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, was replaced, or others rewrote its files
         if self._is_receipted(digests):
-            return Promotion(Outcome.ALREADY_PROMOTED)  # likewise, and the table's history of that time is gone
+            return Promotion(Outcome.ALREADY_PROMOTED)  # the same, and the table has forgotten its history of that time
         reason = (
             f"the table's marker {self.app} is at {table.marker(self.app)}, expected below {self.seq}, and"
             " the table knows nothing of this revision: the record is older than the table, or another record's"
@@ -269,7 +269,7 @@ class LogTablePromoter:
         return Promotion(Outcome.FAILED, reason, Hindrance.FOREIGN)
 
     def _is_receipted(self, digests: set[str]) -> bool:
-        """Say whether the number that the marker has passed was given to this very output: nobody else can have it."""
+        """Say whether the receipt of this commit_seq is of this very output: then nobody else can have the number."""
         found = self.receipts.of(self.key.pipeline, self.seq)
         return (
             found is not None
@@ -283,7 +283,7 @@ class LogTablePromoter:
         return {m[0]: (int(m[2]), int(m[3])) for m in matches if int(m[1]) == self.key.checkpoint_id}
 
     def _earlier(self, attempt: int) -> Json | None:
-        """Return the summary of an attempt that was voted for before a restage; None: it was not."""
+        """Return the summary of an attempt that was voted for before a restage; None if it was not voted for."""
         try:
             content = self.place.storage.read(self.place.manifest(attempt))
         except FileNotFoundError:
@@ -304,7 +304,7 @@ class LogTablePromoter:
                 change = self._change(table)
                 if refusal := self.receipts.keep(self.receipt):
                     return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
-                self.receipt = None  # kept, however often it starts over
+                self.receipt = None  # it is kept now; no need to do it again when starting over
                 if table.widen(change.add.schema):
                     hit("table.widened")
                     continue
@@ -322,7 +322,7 @@ class LogTablePromoter:
         return Promotion(Outcome.RETRY_LATER, f"other writers were faster {TRIES} times{faster}")
 
     def _read_back(self, table: LogTable) -> Promotion:
-        """Look for the marker that this very commit has set."""
+        """Look for the marker that the commit just made has set."""
         if (table.marker(self.app) or 0) < self.seq:
             return Promotion(Outcome.UNKNOWN)
         table.make_durable()
@@ -330,7 +330,10 @@ class LogTablePromoter:
         return Promotion(Outcome.PROMOTED, attempt=self.attempt)
 
     def _table(self) -> LogTable:
-        """Open the table; create it empty where there is none, for one with rows could come to be twice."""
+        """Open the table; if there is none, create it empty and raise Conflict, so that the caller starts over.
+
+        Created together with rows it could come to be twice.
+        """
         table = self.opener.open(self.handle)
         if table is not None:
             return table
@@ -340,7 +343,7 @@ class LogTablePromoter:
         raise Conflict(msg)
 
     def _change(self, table: LogTable) -> Change:
-        """Return what is to be done to a table, if it can be."""
+        """Return the commit to make; Refused if the table cannot take it, ManifestMismatch if staged files are lost."""
         if theirs := foreign(table, self.place.storage, self.place.side, self.key.pipeline):
             raise Refused(theirs)
         if objection := table.objection(table.promoted(schema_of(self.manifest))):
@@ -360,7 +363,7 @@ class LogTablePromoter:
         return Change(self.app, self.seq, self._staged(), older, note)
 
     def _despite(self, error: Exception, otherwise: Promotion) -> Promotion:
-        """Read the marker again before saying that something went wrong: it may be there all the same."""
+        """Read the marker again before reporting an error: the output may be promoted all the same."""
         try:
             return self._promoted() or otherwise
         except (Trouble, SinkUnavailable):
@@ -368,7 +371,7 @@ class LogTablePromoter:
 
 
 def disturbed(table: LogTable, manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the files of a manifest that other writers have changed the rows of, and how."""
+    """Return the files of a manifest that other writers removed, rewrote or took rows out of, each with how."""
     there = table.standing().get(manifest.folder or "", frozenset())
     gone = [file.path for file in manifest.files if table.takes(file) and file.path not in there]
     return [

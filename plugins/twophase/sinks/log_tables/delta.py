@@ -1,7 +1,7 @@
-"""A Delta table: staged files become part of it by one entry of its log, which carries the marker.
+"""The sink `Delta`: a promotion is one entry of the table's log, which names the staged files and carries the marker.
 
     <table>/_delta_log/00000000000000000042.json        one entry: files in, files out, and `txn`: the marker
-    <table>/_twophase/00000018.r1.a3.7c1e09ab/…         see `base`; in no entry until it is promoted
+    <table>/_twophase/00000018.r1.a3.7c1e09ab/…         see `base.py`; in no entry until it is promoted
 
 Readers of Delta go by the log. Its vacuum leaves alone what is below a folder that starts with `_`.
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 HOME = "_twophase"
 #: Where the log says which revision a commit promoted.
 _NOTE = "twophase"
-#: Of a table made here: opening one reads the log since its last checkpoint.
+#: Properties of a table that we create: opening it reads the log since its last checkpoint, so these come often.
 _PROPERTIES = {"delta.checkpointInterval": "10"}
-#: How many entries of the log apart its expired ones are looked for: that looks at each entry there is.
+#: Only every so many commits look for expired entries of the log: looking goes through all entries.
 _CLEANUP_INTERVAL = 100
-#: What a table may ask of its writers, because it asks nothing of those who only add and take out whole files.
+#: The table features that we accept: they ask nothing of a writer who only adds and removes whole files.
 _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed"}) | {
     "timestampNtz",
     "v2Checkpoint",
@@ -47,7 +47,7 @@ _CONSTRAINT = "delta.constraints."
 
 
 class Delta(LogTableSink):
-    """A Delta table on a disk that all share; created at the first promotion unless it is there."""
+    """A Delta table on a shared disk or in S3; the first promotion creates it unless it is there."""
 
     identity = ("partition_by",)
     fixed_while_pending = ("path",)
@@ -72,7 +72,7 @@ class Delta(LogTableSink):
             raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal one."""
+        """Return the arguments that build an equal sink."""
         return {
             "path": self.location(),
             "conn_id": self.conn_id,
@@ -98,7 +98,7 @@ class Delta(LogTableSink):
         return (self.location(),)
 
     def prepare(self, slot: str | None = None) -> None:
-        """Look whether there is room for a table, and whether it can be honoured."""
+        """Check that deltalake is installed, that the folder is a Delta table or empty, and what `base.py` checks."""
         try:
             import deltalake  # noqa: F401 - is it there?
         except ModuleNotFoundError as error:
@@ -114,15 +114,15 @@ class Delta(LogTableSink):
             raise ConfigError(msg)
         super().prepare(slot)
 
-    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - any can be replaced, or none
-        """Say that an append-only table gives nothing back."""
+    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - any checkpoint can be replaced, or none
+        """Refuse to run a checkpoint again in an append-only table: no file can be taken out of it."""
         table = self._opened()
         if isinstance(table, DeltaLog) and table.append_only:
             return f"{self._who}: the table is append-only (delta.appendOnly)"
         return None
 
     def app(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - a table has one write of one pipeline
-        """Return the app whose transactions are the marker."""
+        """Return the app id of the log's `txn` actions, which are the marker."""
         return f"twophase/{key.pipeline}"
 
     def _kind(self, kind: spark_types.SparkType) -> object:
@@ -148,7 +148,7 @@ class Delta(LogTableSink):
             return None
 
     def create(self, handle: Json, schema: Schema) -> None:
-        """Create the table, empty; of several who try one does."""
+        """Create the table, empty; of several who try at once one succeeds, the others get Conflict."""
         from deltalake import CommitProperties, DeltaTable
         from deltalake.exceptions import DeltaError
 
@@ -173,7 +173,7 @@ class DeltaLog(LogTable):
     """A Delta table at one version."""
 
     def __init__(self, path: str, table: DeltaTable, partition_by: list[str], storage: Storage) -> None:
-        """Wrap a handle; partitions are as declared."""
+        """Wrap an open table; `partition_by` is what the sink declares."""
         self.path = path
         self.storage = storage
         self.table = table
@@ -186,7 +186,7 @@ class DeltaLog(LogTable):
             return str(self.table.metadata().id), self.table.version()
 
     def marker(self, app: str) -> int | None:
-        """Return the version of an app's last transaction; it may be read only now, as all else of a handle."""
+        """Return the version of an app's last transaction, as of this handle's version of the table."""
         with delta_explained():
             return self.table.transaction_version(app)
 
@@ -207,7 +207,7 @@ class DeltaLog(LogTable):
             return str(self.table.metadata().configuration.get("delta.appendOnly")).lower() == "true"
 
     def standing(self) -> Mapping[str, frozenset[str]]:
-        """Return the attempts in the log."""
+        """Return our attempts whose files are in the table, by its log."""
         return self._attempts
 
     @cached_property
@@ -229,7 +229,7 @@ class DeltaLog(LogTable):
             yield from (str(entry[_NOTE]) for entry in self.table.history() if _NOTE in entry)
 
     def objection(self, schema: Schema | None = None) -> str | None:
-        """Say why the table cannot be honoured: features, partitions, types."""
+        """Say which feature, partition or type of the table we cannot honour; None if there is none."""
         with delta_explained():
             metadata, protocol = self.table.metadata(), self.table.protocol()
         asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
@@ -275,14 +275,15 @@ class DeltaLog(LogTable):
         return bool(new)
 
     def commit(self, change: Change) -> None:
-        """Write one entry of the log, at the marker that this handle has seen.
+        """Write one entry of the log, on top of the marker that this handle has read.
 
-        The library moves an entry behind those that came meanwhile, unless one of them has our marker. It would also do
-        so when one took away, or rewrote, the files that this one takes out: then only the very next entry will do.
+        If other entries came meanwhile, the library retries behind them, unless one of them has our marker. It would
+        retry even if one of them removed or rewrote files that ours takes out. So a commit that takes files out gets no
+        retries: it has to be the very next entry.
         """
         from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
-        # None: whether and how long the table keeps its log is its own setting.
+        # None leaves it to the table's own properties whether expired entries are removed.
         cleanup = None if (self.table.version() + 1) % _CLEANUP_INTERVAL == 0 else False
         remove = self._removals(change.remove) if change.remove else []
         with delta_explained():
@@ -320,7 +321,7 @@ class DeltaLog(LogTable):
         ]
 
     def _statistics(self, manifest: Manifest, file: StagedFile) -> dict[str, Any]:
-        """Read what the footer of a staged file says."""
+        """Read the column statistics in the footer of a staged file."""
         from pyarrow import ArrowException, parquet
 
         try:
@@ -342,7 +343,7 @@ class DeltaLog(LogTable):
         return dict(zip(self.partition_by, partition_values(path, self.partition_by), strict=True))
 
     def make_durable(self) -> None:
-        """Make the log durable from its last checkpoint on: the library does not, nor may other writers."""
+        """Fsync the log from its last checkpoint on: the library does not, and other writers may not either."""
         found = {name: path for name, path in self.storage.entries(f"{self.path}/_delta_log") if name[0] != "."}
         last = max((name[:20] for name in found if ".checkpoint" in name), default="")
         log = [path for name, path in found.items() if name[:20] >= last]  # `_last_checkpoint`, too
@@ -350,7 +351,7 @@ class DeltaLog(LogTable):
 
 
 def _cannot(properties: Mapping[str, str]) -> str | None:
-    """Say which of a table's properties cannot be honoured."""
+    """Say which of a table's properties we cannot honour; None if there is none."""
     refused = {
         "delta.enableDeletionVectors": "false",
         "delta.columnMapping.mode": "none",
@@ -365,6 +366,6 @@ def _cannot(properties: Mapping[str, str]) -> str | None:
 
 
 def _undeclarable(properties: Mapping[str, str]) -> str | None:
-    """Say which property a table made here cannot have."""
+    """Say which property cannot be declared: a constraint is added to a table that is there."""
     found = next((name for name in properties if name.startswith(_CONSTRAINT)), None)
     return found and f"property {found}: add the constraint to the table, once it is there"

@@ -1,10 +1,10 @@
-"""An Iceberg table: staged files become part of it by one commit to its catalog, which carries the marker.
+"""The sink `Iceberg`: a promotion is one commit to the table's catalog, which adds the staged files and the marker.
 
-    <path>/metadata/…                                   the table's own, if it was made here
-    <path>.twophase/00000018.r1.a3.7c1e09ab/…           see `base`; in no snapshot until it is promoted
+    <path>/metadata/…                                   the table's own metadata, if we created the table
+    <path>.twophase/00000018.r1.a3.7c1e09ab/…           see `base.py`; in no snapshot until it is promoted
 
-The marker is a property of the table, `twophase.<pipeline>.<folder>`: it is set in the very commit that adds the
-snapshot, and stays when snapshots expire. The files are beside the table's folder, where nobody looks for orphans.
+The marker is a property of the table, `twophase.<pipeline>.<folder>`. The commit that adds the snapshot sets it, and it
+stays when snapshots expire. The files lie beside the table's folder, where no clean-up looks for orphans.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from pyiceberg.table import Transaction
     from pyiceberg.table.metadata import TableMetadata
 
-#: The property that is a marker.
+#: The name of the property that is a marker.
 _MARKER = re.compile(r"twophase\.([a-z][a-z0-9_]*)\..+")
 #: Where a snapshot says which revision it promoted.
 _NOTE = "twophase"
-#: How many snapshots a promotion leaves in the table's metadata; 0, or no such property: all of them.
+#: The property that says how many snapshots a promotion leaves in the table's metadata; 0 or none: all of them.
 _MOST = "history.twophase.max-snapshots"
-#: At most so many are expired by one promotion: a long history goes by and by.
+#: One promotion expires at most this many snapshots: a long history goes little by little.
 _EXPIRED_AT_ONCE = 100
-#: Of a table made here: without these each commit would cost more than the one before.
+#: Properties of a table that we create: without them each commit would cost more than the one before.
 _PROPERTIES = {
     _MOST: "200",
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "20",
     "write.metadata.delete-after-commit.enabled": "true",
 }
-#: On a loaded handle only: the library would move a stale commit behind others, and the same marker would land twice.
+#: Set on a loaded handle only: the library would retry a stale commit behind others, and a marker could land twice.
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 _MERGE = "commit.manifest-merge.enabled"
 _MAPPING = "schema.name-mapping.default"
-#: In a newer one rows have ids.
+#: The format versions that we accept: from version 3 on rows have ids.
 _VERSIONS = ("1", "2")
 
 
 class Iceberg(LogTableSink):
-    """An Iceberg table in any catalog, its files on a disk that all share; created at the first promotion."""
+    """An Iceberg table in any catalog, its files on a shared disk or in S3; the first promotion makes it if needed."""
 
     identity = ("partition_by",)
     fixed_while_pending = ("path", "table", "catalog")
@@ -76,9 +76,9 @@ class Iceberg(LogTableSink):
     ) -> None:
         """Declare a table by its name, the folder of its files, and its catalog.
 
-        The catalog is a connection's id, or pyiceberg's own properties as far as they are no secrets, such as
+        The catalog is a connection's id, or pyiceberg's own properties without secrets, such as
         `{"type": "sql", "uri": "sqlite:///lake/catalog.db"}`, with its `name` if that is not `default`. `options` go to
-        Spark's Parquet writer, `properties` to a table made here. A path `s3://bucket/…` is reached by the Airflow
+        Spark's Parquet writer, `properties` to a table that we create. A path `s3://bucket/…` is reached by the Airflow
         connection `conn_id`.
         """
         self.table = table
@@ -99,7 +99,7 @@ class Iceberg(LogTableSink):
             raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal one."""
+        """Return the arguments that build an equal sink."""
         return {
             "table": self.table,
             "path": self.location(),
@@ -127,17 +127,17 @@ class Iceberg(LogTableSink):
         return (self.location(), self._home)
 
     def app(self, key: Key, handle: Json) -> str:
-        """Return the property that is the marker: two writes of a pipeline into one table have folders of their own."""
+        """Return the property that is the marker; it names the folder, since two writes into one table have two."""
         return f"twophase.{key.pipeline}.{handle['home'].rpartition('/')[2].removesuffix('.twophase')}"
 
     def widens(self, before: str, after: str) -> bool:
-        """Say what the format promotes; whether it is a partition's, the table says before the vote."""
+        """Say whether Iceberg promotes one type to the other; partition columns are checked before the vote."""
         return iceberg_types.promotes(before, after)
 
     # --- the catalog -------------------------------------------------------------------------------------------------
 
     def prepare(self, slot: str | None = None) -> None:
-        """Look whether the catalog answers, and whether the table, if there is one, can be honoured."""
+        """Check that pyiceberg is installed, that the catalog answers, and what `base.py` checks."""
         try:
             import pyiceberg  # noqa: F401 - is it there?
         except ModuleNotFoundError as error:
@@ -147,7 +147,7 @@ class Iceberg(LogTableSink):
 
     @cached_property
     def client(self) -> Catalog:
-        """Return the catalog; it connects when it is first asked."""
+        """Return the catalog's client; made when first used."""
         return iceberg_catalogs.client(self._who, self.catalog, self.storage)
 
     def _handle(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Iceberg(LogTableSink):
         return IcebergSnapshot(loaded, home, self.partition_by, self.storage)
 
     def create(self, handle: Json, schema: Schema) -> None:
-        """Create the table, empty; of several who try one does."""
+        """Create the table, empty; of several who try at once one succeeds, the others get Conflict."""
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         with iceberg_explained():
@@ -197,7 +197,7 @@ class IcebergSnapshot(LogTable):
     """An Iceberg table at one version of its metadata."""
 
     def __init__(self, table: IcebergTable, home: str, partition_by: list[str], storage: Storage) -> None:
-        """Wrap a loaded table; partitions are as declared."""
+        """Wrap a loaded table; `partition_by` is what the sink declares."""
         self.table = table
         self.prefix = f"{storage.url(home)}/"
         self.storage = storage
@@ -205,16 +205,16 @@ class IcebergSnapshot(LogTable):
 
     @property
     def version(self) -> object:
-        """Return where the table's metadata is: each commit writes another file."""
+        """Return the path of the table's metadata file: each commit writes a new one."""
         return self.table.metadata_location
 
     def marker(self, app: str) -> int | None:
-        """Return the number in the table's property; the rest of it says which revision that was."""
+        """Return the number at the start of the table's property; the rest of it names the revision."""
         value = self.table.properties.get(app)
         return None if value is None else int(value.partition(" ")[0])
 
     def writers(self) -> frozenset[str]:
-        """Return the pipelines of the markers: by two paths, or two catalogs, one table has two folders beside it."""
+        """Return the pipelines that have markers: reached by two paths, one table may have two owner files."""
         return frozenset(match[1] for name in self.table.properties if (match := _MARKER.fullmatch(name)))
 
     def schema(self) -> Schema:
@@ -222,12 +222,12 @@ class IcebergSnapshot(LogTable):
         return tuple(Column(field.name, iceberg_types.simple(field.field_type)) for field in self.table.schema().fields)
 
     def takes(self, file: StagedFile) -> bool:
-        """Leave out files without rows: they would have no value to be partitioned by."""
+        """Leave out files without rows: they have no partition value."""
         return file.rows > 0
 
     @cached_property
     def _files(self) -> dict[str, ManifestEntry]:
-        """Return what of ours is in the current snapshot, by path."""
+        """Return the entries of our files in the current snapshot, by path."""
         found = {}
         with iceberg_explained():
             for entry in iceberg_deletes.entries(self.table, deletes=False):
@@ -236,7 +236,7 @@ class IcebergSnapshot(LogTable):
         return found
 
     def reduced(self, manifest: Manifest) -> list[str]:
-        """Look for delete files that take rows out of these files."""
+        """Return the files of a manifest that delete files take rows out of."""
         there = {path: self._files[path] for path in self._paths(manifest) if path in self._files}
         with iceberg_explained():
             found = set(iceberg_deletes.reduced(self.table, there.values()))
@@ -244,7 +244,7 @@ class IcebergSnapshot(LogTable):
         return [path.removeprefix(f"{manifest.folder}/") for path in names]
 
     def standing(self) -> Mapping[str, frozenset[str]]:
-        """Return the attempts in the current snapshot."""
+        """Return our attempts in the current snapshot."""
         return self._attempts
 
     @cached_property
@@ -265,7 +265,7 @@ class IcebergSnapshot(LogTable):
                 yield str(note)
 
     def objection(self, schema: Schema | None = None) -> str | None:
-        """Say why the table cannot be honoured: its format's version, partitions, types."""
+        """Say which format version, partition or type of the table we cannot honour; None if there is none."""
         metadata = self.table.metadata
         if str(metadata.format_version) not in _VERSIONS:
             return _newer(str(metadata.format_version))
@@ -283,17 +283,17 @@ class IcebergSnapshot(LogTable):
         return self.misfit(schema or ())
 
     def rules(self) -> Sequence[Rule]:
-        """Return what is required."""
+        """Return NOT NULL for the required fields."""
         return list(
             table_rules.not_null(iceberg_types.parts_of(self.table.schema().as_struct()), iceberg_types.parts_of)
         )
 
     def widens(self, name: str, before: str, after: str) -> bool:
-        """Every reader of Iceberg promotes these; what a partition's values are stays as it is."""
+        """Say whether Iceberg promotes one type to the other; a partition column keeps its type."""
         return name not in self.partition_by and iceberg_types.promotes(before, after)
 
     def widen(self, schema: Schema) -> bool:
-        """Add the columns and the widths that the table lacks: a commit of its own, which adds no rows."""
+        """Add the columns that the table lacks, and widen types: a commit of its own, which adds no rows."""
         there = dict(self.schema())
         new = [column for column in schema if column.name not in there]
         wider = [column for column in schema if self.widens(column.name, there.get(column.name, ""), column.type)]
@@ -308,7 +308,7 @@ class IcebergSnapshot(LogTable):
     def commit(self, change: Change) -> None:
         """Add one snapshot and set the marker; the catalog refuses unless the table is still at this handle's snapshot.
 
-        That also holds for an output without rows: a property alone would be set whatever others have done meanwhile.
+        An output without rows adds a snapshot, too: a property alone would be set whatever others did meanwhile.
         """
         from pyiceberg.table.update.snapshot import ExpireSnapshots
 
@@ -331,13 +331,13 @@ class IcebergSnapshot(LogTable):
                 ExpireSnapshots(transaction).by_ids(too_many).commit()
             try:
                 transaction.commit_transaction()
-            except ValueError as error:  # others have expired one of those meanwhile, or the reply is none: look again
+            except ValueError as error:  # others expired one of the snapshots meanwhile, or the reply makes no sense
                 raise Conflict(iceberg_line(error)[:200]) from error
         self.__dict__.pop("_attempts", None)
         self.__dict__.pop("_files", None)
 
     def _too_many(self) -> list[int]:
-        """Return the snapshots that are one too many with the next; where there are branches or tags, none."""
+        """Return the snapshots to expire so that the next one fits the limit; none if there are branches or tags."""
         from pyiceberg.table.refs import MAIN_BRANCH
 
         metadata = self.table.metadata
@@ -357,7 +357,7 @@ class IcebergSnapshot(LogTable):
 
     @cached_property
     def _optional(self) -> TableMetadata:
-        """Return the metadata with nothing required: the library compares that with what files say of themselves."""
+        """Return the metadata with no field required: the library compares it with files whose columns are optional."""
         metadata = self.table.metadata
         return metadata.model_copy(update={"schemas": [iceberg_types.optional(metadata.schema())]})
 
@@ -370,7 +370,7 @@ class IcebergSnapshot(LogTable):
             raise Refused(str(error).partition("\n")[0]) from error
 
     def make_durable(self) -> None:
-        """Make the metadata durable that the catalog points at, and what that points at: the library does not."""
+        """Fsync the current metadata file, its manifest list and its manifests: the library does not."""
         snapshot = self.table.current_snapshot()
         paths = [self.table.metadata_location]
         with iceberg_explained():
@@ -381,13 +381,14 @@ class IcebergSnapshot(LogTable):
 
 
 def _transaction(table: IcebergTable) -> Transaction:
-    """Open a transaction in which the table looks as it did before, and that removes nothing when it fails.
+    """Open a transaction that shows the metadata as it was before, and that removes no file when it fails.
 
-    The library's own applies what was done so far to a deep copy of the metadata, with every snapshot there is, each of
-    the 17 times that a commit looks at it. A snapshot and a property do not build on each other, so nobody needs that.
+    The library's own transaction applies its updates to a deep copy of the metadata, with every snapshot, each of the
+    17 times that a commit looks at it. Our snapshot and our property do not build on each other, so nobody needs that.
 
-    Its own also removes what it wrote when it is told of a conflict. A commit that was sent twice on its way, because
-    the first reply was lost, conflicts with itself: that would remove what the table now refers to. Better an orphan.
+    The library's own also removes the files that it wrote when it hears of a conflict. A commit that was sent twice,
+    because the first reply was lost, conflicts with itself: that would remove files that the table now refers to. An
+    orphan is better.
     """
     from pyiceberg.table import Transaction
 
@@ -397,7 +398,7 @@ def _transaction(table: IcebergTable) -> Transaction:
             return self._table.metadata
 
         def _register_snapshot_producer(self, producer: object) -> None:
-            """Keep no list of what could be removed."""
+            """Register nothing, so that nothing is removed."""
 
     return Careful(table)
 
@@ -407,6 +408,6 @@ def _newer(version: str) -> str:
 
 
 def _no_number(properties: Mapping[str, str]) -> str | None:
-    """Say why a table's limit of snapshots is none."""
+    """Say that the table's limit of snapshots is no number; None if it is one, or is not set."""
     found = properties.get(_MOST, "0")
     return None if found.isascii() and found.isdigit() else f"property {_MOST}: expected a number, found {found!r}"
