@@ -1,11 +1,11 @@
-"""Which revision a run works on: one that was left undecided, a checkpoint's next one, or the first of a new one.
+"""How a revision begins; the coordinator calls this inside a transaction.
 
-A new revision has its input in the record before anything reads it, and keeps it: every attempt reads the same records.
-What a landing folder or a range of offsets gave is the checkpoint's for ever; what an interval or another pipeline's
-commits gave is the revision's own, and its next revision looks again.
+A run works on a revision that was left undecided, on the next revision of a checkpoint, or on the first of a new one.
+The input of a new revision is in the record before anything reads it, and stays: every attempt reads the same records.
+Files of a landing folder and ranges of offsets belong to the checkpoint for ever. Files of an interval and commits of
+another pipeline belong to the revision, and the next revision looks for them again.
 
-All of it happens in an open transaction. What has to be looked for outside is found before by the coordinator: the
-input, and whether the run that left something has ended.
+The coordinator looks outside before the transaction: for input, and for whether the earlier run has ended.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Found = Mapping[str, Any]
 
 @dataclass
 class Begin:
-    """One run takes one revision; with a token, the first attempt of a new one is opened in the same transaction."""
+    """How one run begins one revision; with a `token`, the first attempt is opened in the same transaction."""
 
     steps: Steps
     run: Run
     kind: str
     token: str | None = None
-    #: The attempt that was opened with the revision, by the last of the calls.
+    #: The attempt that the last call opened together with the revision, if it did.
     opened: Opened | None = field(default=None, init=False)
 
     @property
@@ -47,7 +47,7 @@ class Begin:
         return self.steps.pipeline
 
     def go_on(self, tx: Transaction, slot: str | None, ended: Run | None) -> Revision | None:
-        """Go on with what is undecided, or say that a slot is decided; None: a revision has to be added."""
+        """Go on with an undecided revision, or return a slot's decided one; None: a revision has to be added."""
         self.opened = None
         tx.lock(self.pipeline)
         return self._go_on(tx, tx.newest(self.pipeline, slot), slot, ended)
@@ -55,26 +55,23 @@ class Begin:
     def take(
         self, tx: Transaction, slot: str | None, ended: Run | None, found: Found, looked: datetime
     ) -> Revision | None:
-        """Add a revision, if there is nothing to go on with: of an aborted checkpoint, or of a new one.
-
-        None: there is no new input.
-        """
+        """Go on as `go_on` does, or add a revision to an aborted checkpoint or to a new one; None: no new input."""
         self.opened = None
         tx.lock(self.pipeline)
         newest = tx.newest(self.pipeline, slot)
         again = self._go_on(tx, newest, slot, ended)
         if again is not None:
             return again
-        tx.begun(self.pipeline, slot)  # undone with all the rest, should a source refuse
+        tx.begun(self.pipeline, slot)  # rolled back with the rest if a source refuses below
         if newest is not None and newest.state not in DECIDED:
-            # Aborted: the input stays the checkpoint's and is taken again under the same id.
+            # Aborted: the input still belongs to the checkpoint, which gets its next revision.
             return self._next_revision(tx, newest.checkpoint_id, found, opens=slot is None)
         inputs = self._fix(tx, found, {}, looked)
         if slot is None and not any(inputs.values()):
             return None
         owned = {name: Input(ranges=fixed.ranges) if self._anew(name) else fixed for name, fixed in inputs.items()}
         checkpoint_id = tx.add_checkpoint(self.pipeline, slot, owned)
-        # Before a slot is staged, what is in its place has to be looked at.
+        # Of a slot no attempt is opened yet: the coordinator first looks whether its place has to be adopted.
         return self._add_revision(tx, checkpoint_id, inputs, opens=slot is None, is_new=True)
 
     def replace(  # noqa: PLR0913, PLR0917 - what was found before the lock was taken
@@ -87,7 +84,7 @@ class Begin:
         found: Found,
         objections: Mapping[bool, str | None],
     ) -> Revision:
-        """Add the next revision of a committed checkpoint; one that the same campaign decided is returned as it is."""
+        """Add the next revision of a committed checkpoint; return the one that the same backfill decided, if any."""
         self.opened = None
         tx.lock(self.pipeline)
         tx.begun(self.pipeline, slot)
@@ -106,7 +103,7 @@ class Begin:
         return self._next_revision(tx, checkpoint_id, found, opens=True)
 
     def _check_replaceable(self, tx: Transaction, checkpoint_id: int, objections: Mapping[bool, str | None]) -> None:
-        """Refuse to run a checkpoint again whose output a sink could not take back."""
+        """Raise ConfigError if a sink cannot replace what this checkpoint committed."""
         if any(objections.values()) and (why := objections[self.steps.is_last(tx, checkpoint_id, self.run)]):
             msg = f"checkpoint {self.pipeline}/{checkpoint_id}: it cannot be run again: {why}"
             raise ConfigError(msg)
@@ -120,7 +117,7 @@ class Begin:
         return self._take_over(tx, newest, ended) if newest.state in UNDECIDED else None
 
     def _take_over(self, tx: Transaction, left: Revision, ended: Run | None) -> Revision:
-        """Go on with this run's own revision at once, with another's once its lease is out and its run is over."""
+        """Go on with this run's own revision at once, with another run's when its lease is out and that run is over."""
         if left.run != self.run and left.leased:
             msg = f"checkpoint {left.key}: run {left.run} works on it, {left.lease_left:.1f} s of lease left"
             raise Busy(msg, lease_left=left.lease_left)
@@ -130,16 +127,16 @@ class Begin:
         tx.begun(self.pipeline, left.slot)
         tx.adopt(left.key, epoch=left.epoch, run=self.run, lease=self.steps.lease)
         taken = tx.revision(left.key)
-        if self.token and self.steps.is_opened(tx, taken, self.token):  # the reply to opening it was lost
+        if self.token and self.steps.is_opened(tx, taken, self.token):  # an earlier call opened it; its reply was lost
             self.opened = self.steps.opened(tx, taken)
         return taken
 
     def _anew(self, source: str) -> bool:
-        """Say whether a source looks anew for each revision."""
+        """Return True if a source looks for input again at each revision."""
         return self.steps.sources[source].per_revision
 
     def _next_revision(self, tx: Transaction, checkpoint_id: int, found: Found, *, opens: bool) -> Revision:
-        """Add the next revision of a checkpoint; only those sources that look anew each time fix anything."""
+        """Add the next revision of a checkpoint; only sources that look again at each revision fix input."""
         anew = {name: what for name, what in found.items() if self._anew(name)}
         inputs = self._fix(tx, anew, tx.ranges(self.pipeline, checkpoint_id))
         return self._add_revision(tx, checkpoint_id, inputs, opens=opens)
@@ -160,7 +157,7 @@ class Begin:
         return taken
 
     def _claim(self, tx: Transaction, checkpoint_id: int, slot: str) -> None:
-        """Make the slot's places its own, those of slots that began before there were claims first."""
+        """Claim the slot's places; first those of slots that began before claims were recorded."""
         earlier = tx.unclaimed(self.pipeline)
         if earlier:
             tx.claim_earlier(self.pipeline, [(number, self.steps.claims(one)) for number, one in earlier])
@@ -175,7 +172,7 @@ class Begin:
         ranges: Mapping[str, Mapping[str, tuple[int, int]]],
         looked: datetime | None = None,
     ) -> dict[str, Input]:
-        """Let each source choose its input out of what was found."""
+        """Let each source choose its input from what it found."""
 
         def progress(name: str) -> _Progress:
             return _Progress(tx, self.pipeline, name, ranges.get(name, {}), looked)
@@ -184,7 +181,10 @@ class Begin:
 
 
 def written_again(pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile], tx: Transaction) -> None:
-    """Keep how files look now that were written again with the same bytes, and say so in the story of their reader."""
+    """Record the new times of files that were written again with the same bytes, with an event at the revision.
+
+    That revision is the live one of the checkpoint that reads them, or else its committed one.
+    """
     tx.lock(pipeline)
     tx.keep_files(pipeline, checkpoint_id, source, files)
     reader = tx.live_revision(pipeline, checkpoint_id) or tx.committed_revision(pipeline, checkpoint_id)

@@ -1,4 +1,4 @@
-"""The nouns of the protocol: checkpoint, revision, attempt, participant."""
+"""The values of the protocol, used by every other module: keys, inputs, runs, revisions, participants, outputs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class InputFile(NamedTuple):
 
 
 def looks(size: int, mtime_ns: int) -> str:
-    """Say what a file looks like, its time as people read it."""
+    """Describe a file by its size and its modification time, for messages."""
     seconds, rest = divmod(mtime_ns, 10**9)
     moment = datetime.fromtimestamp(seconds, UTC) if 0 <= seconds < _LAST else None
     return f"{size} bytes of {f'{moment:%Y-%m-%d %H:%M:%S}.{rest:09d} UTC' if moment else f'{mtime_ns} ns'}"
 
 
 class Known(NamedTuple):
-    """What is remembered of the files of a source that all have an owner: enough to see that they are still the same.
+    """What a source remembers of files that checkpoints own already: enough to see that none of them changed.
 
-    Its reader says what the sums are of; to the record it is one thing that is exchanged as a whole.
+    Only the source knows how the sums are made. The record keeps the value, and replaces it only as a whole.
     """
 
     #: The latest modification time among them.
@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The identity of a revision: it comes from the declaration, never from a run or a process."""
+    """The identity of a revision; it says nothing of the run or process that works on it."""
 
     pipeline: str
     checkpoint_id: int
@@ -56,7 +56,7 @@ class Key(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a decided revision put into one sink: all that it takes to find and read it again."""
+    """What a decided revision put into one sink: all that is needed to find and read it again."""
 
     key: Key
     attempt: int
@@ -68,26 +68,26 @@ class Output(NamedTuple):
 class Input:
     """What one revision reads from one source; fixed at begin, the same for every attempt (the barrier)."""
 
-    #: The files: of a landing folder each owned by this checkpoint for ever, of an interval this revision's list.
+    #: Those of a landing folder belong to the checkpoint for ever, those of an interval to this revision.
     files: tuple[InputFile, ...] = ()
     #: Offset sources: partition → half-open range [start, end).
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    #: Committed sources: what the other pipeline's revisions put into its sink; that sink's declaration and schema.
+    #: Committed sources: what the other pipeline's revisions put into its sink, and that sink's declaration and schema.
     outputs: tuple[Output, ...] = ()
     upstream: Json | None = None
-    #: Whose it is: what was archived at its commit is found by this.
+    #: The checkpoint that owns it; files that were archived after its commit are found by this number.
     checkpoint_id: int | None = None
-    #: Log tables: the version that the files are of, its columns, and what the files do not say of their rows.
+    #: Log tables: the version that the files belong to, its columns, and what the files do not say of their rows.
     table: Json | None = None
-    #: Where a lookup table is that no checkpoint fixes: each attempt reads it as it then is.
+    #: The place of a lookup table, which no checkpoint fixes: each attempt reads it as it then is.
     unversioned: str | None = None
 
     def __bool__(self) -> bool:
-        """Say whether there is anything new to read; a lookup table alone is not."""
+        """Return True if there is anything new to read; a lookup table does not count."""
         return bool(self.files) or any(end > start for start, end in self.ranges.values())
 
     def summary(self) -> dict[str, Any]:
-        """Return what the record keeps in one place; lists of files and of outputs have tables of their own."""
+        """Return what the record keeps of it in one JSON column; files and outputs have tables of their own."""
         if self.unversioned is not None:
             return {"unversioned": self.unversioned}
         if self.ranges:
@@ -109,7 +109,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Revision:
-    """One deliberate (re)processing of a checkpoint, as the record has it."""
+    """One deliberate passage of a checkpoint through the protocol, as the record has it."""
 
     key: Key
     state: State
@@ -120,7 +120,7 @@ class Revision:
     #: Seconds until the lease runs out on the record's own clock; None: nobody holds one; negative: it ran out.
     lease_left: float | None = None
     parked_reason: str | None = None
-    #: Of a parked one, what stands in the way of which sink: a `Hindrance` each.
+    #: If it is parked: sink → its `Hindrance`.
     hindrances: Mapping[str, str] = field(default_factory=dict)
     commit_seq: int | None = None
     rows: int | None = None
@@ -128,11 +128,11 @@ class Revision:
     error: str | None = None
     created_at: datetime | None = None
     committed_at: datetime | None = None
-    #: Whether retention took its output away.
+    #: Whether its output was removed when its retention was over.
     swept: bool = False
-    #: Whether its own run saw it committed: clearing such a run asks for another revision.
+    #: Whether its own run has seen it committed: clearing such a run asks for another revision.
     acknowledged: bool = False
-    #: The Spark job of an attempt that outlives its submitter: whose attempt, its id, where its plan is.
+    #: The Spark job of an attempt, if it can outlive the task that submitted it: the attempt, the job's id, its plan.
     job: Json | None = None
 
     @property
@@ -147,24 +147,24 @@ class Revision:
 
     @property
     def in_order(self) -> bool:
-        """Say whether it has its place in the order of its pipeline: no slot, and no replacement."""
+        """Return True if it is in the regular lane: it has no slot, and is no replacement."""
         return self.slot is None and self.kind == "regular"
 
     @property
     def leased(self) -> bool:
-        """Say whether somebody works on it right now."""
+        """Return True while the lease of the run that works on it lasts."""
         return self.lease_left is not None and self.lease_left > 0
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One output (or voter) of a revision: the attempt it stands for, its vote, and what it voted for."""
+    """One output (or voter) of a revision: the attempt it is of, its vote, and what it voted for."""
 
     name: str
     kind: str
     attempt: int = 0
     vote: bool | None = None
-    #: What a sink needs to promote, find or discard the staged output, in this process or any later one.
+    #: What a sink needs to promote, find or discard the staged output, in this process or a later one.
     handle: Json = field(default_factory=dict)
     #: Summary of the manifest: rows, bytes, files, digest, schema.
     manifest: Json = field(default_factory=dict)
@@ -172,12 +172,12 @@ class Participant:
 
     @property
     def stages(self) -> bool:
-        """Say whether it stages output, in a place of its own; audits and approvals only vote."""
+        """Return True if it stages output (a sink); audits and approvals only vote."""
         return self.kind == "sink"
 
     @property
     def standing(self) -> Participant | None:
-        """Return it as it was last voted for: what a restage takes the place of counts until the new vote."""
+        """Return it as of its last yes, or None; during a restage that is the earlier attempt, until the new vote."""
         if self.vote:
             return self
         kept = self.handle.get("standing")

@@ -1,7 +1,7 @@
-"""What a slot has for its own: the place that each read and each write of it comes to.
+"""Claims: the places that belong to one slot, one for each of its reads and writes; `core.begin` records them.
 
-Two slots that come to one place would commit its records twice, or write over each other. So a checkpoint claims in the
-record, at begin, what its slot resolves to; nobody else of the pipeline gets it until the checkpoint is released.
+Two slots that resolve to one place would commit its records twice, or write over each other. So a checkpoint claims, at
+begin, the places that its slot resolves to. No other checkpoint of the pipeline gets them until it is released.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from twophase.core.slots import Slot
 
 
 class Claim(NamedTuple):
-    """One place in a read or a write, or of that place what lies in a stretch of time."""
+    """One place in a read or a write, or the part of it that lies in a stretch of time."""
 
-    #: Below what all slots share, so that a moved table or folder is still the same; empty: there is one place only.
+    #: Relative to what all slots share (a folder, a table), so that moving that changes nothing; empty: all of it.
     place: str
-    #: Half-open; None: all of the place.
+    #: Half-open; None: the whole place.
     start: datetime | None = None
     end: datetime | None = None
 
@@ -30,23 +30,23 @@ class Claim(NamedTuple):
         return f"{self.place} from {times}" if self.place else f"the times from {times}"
 
 
-#: By what the place is of: `read words`, `write lake`.
+#: Read or write → its claim; the names are like `read words`, `write orders`.
 Claims = Mapping[str, Claim]
 
 
 class Holder(NamedTuple):
-    """Who has a claim that stands in the way."""
+    """The checkpoint that has a claim already."""
 
     part: str
     claim: Claim
     checkpoint_id: int
     slot: str
-    #: Whether anything of it is decided: then it is there for good.
+    #: Whether a revision of it is decided: then it cannot be released.
     decided: bool
 
 
 def refusal(pipeline: str, slot: str, holder: Holder) -> str:
-    """Say who has what a slot comes to, and what to do."""
+    """Return the message that a slot's place is taken: by which checkpoint, and what to do."""
     return (
         f"pipeline {pipeline!r}: slot {slot!r}: its {holder.part} comes to {holder.claim}, which checkpoint"
         f" {pipeline}/{holder.checkpoint_id} (slot {holder.slot!r}) has; {_remedy(pipeline, slot, holder)}"
@@ -68,7 +68,7 @@ def _remedy(pipeline: str, slot: str, holder: Holder) -> str:
 
 
 def _apart(one: Slot, other: Slot) -> bool:
-    """Say whether two slots are about different times."""
+    """Return True if two slots have times that do not overlap."""
     if one.start is None or other.start is None:
         return False
     return (one.end or one.start) <= other.start or (other.end or other.start) <= one.start != other.start

@@ -1,7 +1,7 @@
-"""Airflow's connections as environment variables, read without Airflow.
+"""Read Airflow's connections from environment variables, without Airflow; sinks and submits call this.
 
 `AIRFLOW_CONN_<ID>` holds a connection as a URI (`postgres://login:password@host:5432/schema?sslmode=require`) or as
-JSON (`{"conn_type": "postgres", "host": …}`). Both mean here what they mean to Airflow. No error ever shows a value:
+JSON (`{"conn_type": "postgres", "host": …}`). Both mean here what they mean to Airflow. No error shows a value, because
 it may be a password.
 """
 
@@ -44,7 +44,7 @@ _IGNORED_FIELDS = frozenset({"conn_id", "description"})
 
 @dataclass(frozen=True)
 class Connection:
-    """One connection; its password and extra are left out of its text."""
+    """One connection; its repr leaves out the password and extra."""
 
     conn_id: str
     conn_type: str
@@ -56,9 +56,9 @@ class Connection:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def url(self, drivername: str = "postgresql+psycopg2") -> str:
-        """Return the connection as a SQLAlchemy URL, password included: it is for connecting, not for showing.
+        """Return the connection as a SQLAlchemy URL, password included: never show it.
 
-        Plain values of `extra` (sslmode, connect_timeout …) go along as options of the database's client library.
+        Plain values of `extra` (sslmode, connect_timeout …) become options of the database's client library.
         """
         login = quote(self.login, safe="") if self.login else ""
         if self.password:
@@ -74,7 +74,7 @@ class Connection:
 
 
 def variable(conn_id: str) -> str:
-    """Return the variable that may hold a connection."""
+    """Return the name of the variable that may hold a connection."""
     return PREFIX + conn_id.upper()
 
 
@@ -89,11 +89,11 @@ def connection(conn_id: str) -> Connection | None:
     return _from_uri(name, conn_id, value)
 
 
-#: How a connection is found: by the environment, unless this process has other ways to look (inside Airflow).
+#: How a connection is found: in the environment, unless this process replaced it (inside Airflow).
 lookup: Callable[[str], Connection | None] = connection
 
 
-#: Where `lookup` has looked for a connection, in the words of an error.
+#: Where `lookup` looks for a connection, in words, for errors.
 where: Callable[[str], str] = variable
 
 
@@ -109,7 +109,7 @@ committer_dsn: Callable[[], str] = no_committer
 
 
 def required(conn_id: str) -> Connection:
-    """Return a connection; one that is not there is a ConfigError that says where was looked."""
+    """Return a connection; raise a ConfigError that says where it was looked for if there is none."""
     found = lookup(conn_id)
     if found is None:
         msg = (
@@ -122,11 +122,11 @@ def required(conn_id: str) -> Connection:
 
 
 def hide_declared() -> None:
-    """Let nobody see the secrets of the connections in the environment: code of users may look them up by itself."""
+    """Hide the secrets of all connections in the environment from texts: users' code may look them up by itself."""
     for name in filter(re.compile(f"{PREFIX}.+").fullmatch, os.environ):
         try:
             declared = connection(name.removeprefix(PREFIX))
-        except ConfigError:  # whatever in it is the secret
+        except ConfigError:  # it cannot be read, so the whole value may be secret
             secret_texts.hide([os.environ[name]])
         else:
             if declared:
@@ -139,7 +139,7 @@ def _hide(found: Connection) -> None:
 
 
 def exported(conn_ids: Iterable[str]) -> dict[str, str]:
-    """Return these connections as environment variables: how a Spark driver gets them, and nobody else."""
+    """Return these connections as environment variables; only a Spark driver gets them."""
     return {variable(conn_id): _exported(required(conn_id)) for conn_id in conn_ids}
 
 
@@ -157,7 +157,7 @@ def _from_uri(variable: str, conn_id: str, value: str) -> Connection:
         msg = f"{variable}: expected type://login:password@host:port/schema, found a text that cannot be read as one"
         raise ConfigError(msg) from None  # the cause would quote the value
     if "@" in f"{parts.path}{parts.query}" or parts.fragment or ("@" in value and "@" not in parts.netloc):
-        # What follows would be taken for a host, a port or a database, and shown as one.
+        # A part of the password would be read as a host, a port or a database, and shown as one.
         msg = f"{variable}: expected type://login:password@host:port/schema, found {_UNQUOTED}"
         raise ConfigError(msg)
     if not parts.scheme or "://" not in value:
@@ -176,7 +176,7 @@ def _from_uri(variable: str, conn_id: str, value: str) -> Connection:
 
 
 def _host(netloc: str) -> str | None:
-    """Return the host as it was written: urlsplit's own `hostname` is lower case, which a socket folder is not."""
+    """Return the host as it was written; urlsplit's own `hostname` is lower case, which breaks a socket folder."""
     address = netloc.rpartition("@")[2]
     if address.startswith("["):
         return address[1:].partition("]")[0] or None
@@ -221,7 +221,7 @@ def _text(variable: str, name: str, value: object) -> str | None:
 
 
 def _port(variable: str, value: object) -> int | None:
-    """Return the port of the JSON form, where Airflow takes a number and its text."""
+    """Return the port of the JSON form; like Airflow, take a number or its text."""
     if value is None or value == "":
         return None
     if isinstance(value, int | str) and str(value).isdecimal():
@@ -231,7 +231,7 @@ def _port(variable: str, value: object) -> int | None:
 
 
 def _extra(variable: str, value: object) -> dict[str, Any]:
-    """Return an extra, which may be an object or the text of one."""
+    """Return an extra as a dict; it may be an object or the JSON text of one."""
     decoded = _json_or_text(value) if isinstance(value, str) else value
     if not decoded:
         return {}
@@ -255,7 +255,7 @@ def _normal_type(conn_type: str) -> str:
 
 
 def _is_option(name: str, value: object) -> bool:
-    """Tell whether an item of extra is for the database's client library."""
+    """Return True if an item of extra is an option of the database's client library."""
     return name not in _HOOK_OPTIONS and isinstance(value, str | int | float)
 
 

@@ -1,4 +1,6 @@
-"""The two-phase protocol: one checkpoint, exactly once.
+"""The coordinator takes one pipeline's checkpoints through the two-phase protocol, each exactly once.
+
+The runner, Airflow's tasks and the commands call it; `wiring` builds it.
 
     begin        take a checkpoint, fix its input (the barrier)                      state     epoch
       │                                                                              OPEN      0
@@ -12,14 +14,14 @@
       │
     abort        before the commit point only; then discard                          ABORTING, ABORTED
 
-The steps are functions of an open transaction (`core.steps`, `core.begin`); here they are composed. Where one process
-takes several in a row they share a transaction: begin and attempt, votes and commit point, the rows of all sinks and
-COMMITTED.
+The steps are functions of an open transaction (`core.steps`, `core.begin`); the coordinator composes them. Where one
+process takes several in a row they share a transaction: begin and attempt, votes and commit point, the rows of all
+sinks and COMMITTED.
 
-Every step may be repeated, may come late from a process that was stopped meanwhile, and may lose its reply. So each one
-is a compare-and-set on (state, epoch) in one transaction; a step whose reply was lost is simply run again and finds
-itself done. No lock outlives a transaction, and no safety comes from the lease: it only keeps processes from getting in
-each other's way.
+Every step may be repeated, may come late from a process that was stopped meanwhile, and may lose its reply. So each
+step is a compare-and-set on (state, epoch) in one transaction. When a reply is lost the step runs again, and changes
+nothing if it was done. No lock outlives a transaction. Safety does not depend on the lease, which only keeps processes
+out of each other's way.
 """
 
 from __future__ import annotations
@@ -59,15 +61,15 @@ from twophase.core.steps import Decided, Steps, parking
 log = logging.getLogger("twophase")
 
 T = TypeVar("T")
-#: A sink, and whose turn it keeps: that of all revisions, of the regular lane, or of one checkpoint.
+#: A queue of promotions: a sink, and which revisions follow each other there ("all", "regular", or one checkpoint's).
 Queue = tuple[str, str | int]
 
-#: Seconds to wait before asking a store again that went away: about half a minute in all.
+#: Seconds to wait before each retry when the committer database went away: about half a minute in all.
 PATIENCE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 
 
 def script_run_ended(run: Run | None) -> str | bool | None:
-    """Say whether a run is over: a script's run ends with its lease; of an Airflow run only Airflow knows."""
+    """Return True if a run is over: a script's run ends with its lease. None for an Airflow run: only Airflow knows."""
     return True if run is None or run.dag_id is None else None
 
 
@@ -89,9 +91,9 @@ class Coordinator:
         run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
         patience: Sequence[float] = PATIENCE,
     ) -> None:
-        """Bring together a record, a pipeline's sources, its sinks, and the names of those who vote besides.
+        """Bring together a record, a pipeline's sources and sinks, and the names of its audits and approvals.
 
-        `quarantines` are those of the sinks that bad records go to: what they hold is no output.
+        `quarantines` names the sinks that bad records go to; their rows do not count as output.
         """
         self.record = record
         self.pipeline = pipeline
@@ -122,15 +124,15 @@ class Coordinator:
     # --- begin -------------------------------------------------------------------------------------------------------
 
     def begin(self, run: Run, *, slot: str | None = None, kind: str = "regular") -> Revision | None:
-        """Take the checkpoint that is next, or the slot's; None when there is no new input.
+        """Begin the next checkpoint, or the slot's; None when there is no new input.
 
-        What is decided is finished first. The input is in the record before anything reads it, and never changes. A
-        slot that is decided already is returned as it is: a second run has nothing to do.
+        Decided revisions are finished first. The input is in the record before anything reads it, and never changes.
+        If the slot is decided already, its revision is returned as it is: a second run has nothing to do.
         """
         return self._begin(Begin(self.steps, run, kind), slot)
 
     def replace(self, run: Run, checkpoint_id: int, *, kind: str = "backfill", campaign: str | None = None) -> Revision:
-        """Take the next revision of a committed checkpoint; the committed one stands until this one is promoted."""
+        """Begin the next revision of a committed checkpoint; the committed one stays until this one is promoted."""
         return self._replace(Begin(self.steps, run, kind), checkpoint_id, campaign)
 
     def take(
@@ -142,9 +144,9 @@ class Coordinator:
         kind: str = "regular",
         reprocess: bool = False,
     ) -> Revision | None:
-        """Take what an Airflow run has to work on, or find again what it worked on; None when there is no new input.
+        """Begin what an Airflow run has to work on, or find what it worked on before; None when there is no new input.
 
-        With `checkpoint_id` or `reprocess` what is committed gets another revision.
+        With `checkpoint_id` or `reprocess` a committed checkpoint gets another revision.
         """
         return self._take(Begin(self.steps, run, kind), slot, checkpoint_id, reprocess=reprocess)
 
@@ -159,8 +161,8 @@ class Coordinator:
     ) -> Revision | Opened | None:
         """Begin, or replace a committed checkpoint, and open the attempt in the same transaction.
 
-        What is left of an earlier attempt is returned as it is, and so is a slot before which something else has to be
-        looked at: for `attempt`.
+        Return a plain Revision if no attempt was opened with it: it is decided, it was taken over, or it is a slot's,
+        whose place in the sinks has to be looked at first. `attempt` opens one for the last two.
         """
         begin = Begin(self.steps, run, kind, secrets.token_hex(4))
         if checkpoint_id is not None:
@@ -180,7 +182,7 @@ class Coordinator:
         kind: str = "regular",
         reprocess: bool = False,
     ) -> Revision | Opened | None:
-        """Take what an Airflow run has to work on, and open the attempt of a new revision in the same transaction."""
+        """Do what `take` does, and open the attempt of a new revision in the same transaction."""
         begin = Begin(self.steps, run, kind, secrets.token_hex(4))
         taken = self._take(begin, slot, checkpoint_id, reprocess=reprocess)
         if begin.opened is not None:
@@ -209,7 +211,7 @@ class Coordinator:
         return taken
 
     def _recovered(self, slot: str | None) -> Outlook:
-        """Finish what is decided, if anything is; return what there is to begin with."""
+        """Finish decided revisions and aborts that are under way; return the outlook to begin from."""
         hit("recover.before")
         held = forgotten.ask(self)
         outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
@@ -234,10 +236,10 @@ class Coordinator:
         return taken
 
     def _take(self, begin: Begin, slot: str | None, checkpoint_id: int | None, *, reprocess: bool) -> Revision | None:
-        """Take what a run under Airflow has to work on; a retried or cleared run finds again what was its own.
+        """Begin what an Airflow run has to work on; a retried or cleared run finds its own revision again.
 
-        What it had decided before is returned as it is, until the run has seen it committed: clearing a run that was
-        done asks for another revision, clearing one that only failed to see its end does not.
+        A decided revision of this run is returned as it is until the run has acknowledged it. Clearing a run that
+        acknowledged it asks for another revision. Clearing one that failed before it could acknowledge it does not.
         """
 
         def look(tx: Transaction) -> tuple[Revision | None, Revision | None]:
@@ -252,13 +254,13 @@ class Coordinator:
         if committed is None or committed.revision == 0:
             return self._begin(begin, slot)
         if mine.state not in UNDECIDED and committed.revision > mine.revision:
-            return committed  # aborted, and carried out by another run since
+            return committed  # this run's revision was aborted, and another run has committed a later one
         return self._replace(begin, mine.checkpoint_id, None)
 
     def _take_first(
         self, begin: Begin, slot: str | None, checkpoint_id: int | None, *, reprocess: bool
     ) -> Revision | None:
-        """Take what a run is asked for that has worked on nothing yet."""
+        """Begin what is asked of a run that has not worked on anything yet."""
         if checkpoint_id is not None:
             return self._replace(begin, checkpoint_id, None)
         taken = self._begin(begin, slot)
@@ -267,20 +269,20 @@ class Coordinator:
         return taken
 
     def _ended(self, left: Revision | None) -> Run | None:
-        """Return the run that left a revision undecided, if that run is over."""
+        """Return the run of an undecided revision if that run is over, else None."""
         if left and left.state in UNDECIDED and self.run_ended(left.run):
             return left.run
         return None
 
     def _discover(self, name: str, slot: str | None, look: Look) -> object:
-        """Let a source look for input; one that remembers something is told."""
+        """Let a source look for input, given what it remembered at its last look."""
         source, known = self.sources[name], look.known.get(name)
         return source.discover(slot) if known is None else source.discover(slot, known)
 
     def _let_pass(self, changed: InputChanged) -> None:
-        """Record that known files only have another time, for the same bytes were written again; or raise.
+        """Record the new times of known files if their bytes are the same as before; raise InputChanged otherwise.
 
-        They are read here, where nothing is locked.
+        The files are read outside any transaction, so nothing is locked meanwhile.
         """
         if not changed.rewritten:
             raise changed
@@ -294,7 +296,7 @@ class Coordinator:
             self.transact(partial(written_again, self.pipeline, checkpoint_id, source, again))
 
     def _adopt(self, taken: Revision) -> None:
-        """Take what the slot's place held before us into the record as revision 0, before anything is staged."""
+        """Record what was in the slot's place before its first revision as revision 0, before anything is staged."""
         slot = taken.slot
         if slot is None:
             return
@@ -318,7 +320,7 @@ class Coordinator:
         return opened
 
     def opened(self, attempt: Revision) -> Opened:
-        """Return all that it takes to stage an open attempt."""
+        """Return all that is needed to stage an open attempt."""
         return self.transact(lambda tx: self.steps.opened(tx, attempt))
 
     def vote(  # noqa: PLR0913 - what is known of a vote, by name
@@ -333,8 +335,8 @@ class Coordinator:
     ) -> State:
         """Record one participant's vote for one attempt; the last yes makes it PRECOMMITTED.
 
-        Of a restage, nothing earlier can be promoted by then any more; if it was, that counts, and there is no vote.
-        The `audits` of what is staged again are recorded with its vote, for they say nothing of what stood before.
+        In a restage, earlier attempts are made unpromotable first. If one of them was promoted already, that one counts
+        and no vote is recorded. The `audits` of a restage are recorded together with its vote.
         """
         restaged = yes and revision.state is State.COMMITTING
         if restaged and Restaging(self, revision.key).is_superfluous(revision, name, manifest or {}):
@@ -352,7 +354,7 @@ class Coordinator:
     ) -> State:
         """Record the votes of several participants for one attempt, in one transaction.
 
-        With `rests` its lease is given up: it waits for another task of its run.
+        With `rests` the lease is given up: the revision now waits for another task of its run.
         """
 
         def step(tx: Transaction) -> State:
@@ -366,7 +368,7 @@ class Coordinator:
         return state
 
     def fail(self, revision: Revision, why: str) -> bool:
-        """Keep why a try failed: whoever ends the revision takes it over as its error. Another's is left alone."""
+        """Keep why a try failed; an abort then names it as the error. Another run's revision is left alone."""
         return self.transact(lambda tx: tx.fail(revision.key, epoch=revision.epoch, run=revision.run, why=why))
 
     def rest(self, revision: Revision) -> None:
@@ -376,7 +378,7 @@ class Coordinator:
     # --- commit ------------------------------------------------------------------------------------------------------
 
     def commit(self, revision: Revision, why: str = "the commit point") -> Revision:
-        """Decide, then promote. Once decided it can only go forward, by whoever comes next."""
+        """Decide, then promote. Once it is decided it can only be promoted, by this process or a later one."""
         try:
             decided = self.decide_commit(revision, why)
         except TooManyPending:
@@ -389,7 +391,7 @@ class Coordinator:
     ) -> Revision:
         """Record all votes and pass the commit point in one transaction, then promote.
 
-        If the decision is refused the votes count all the same: then it is as if they had come first.
+        If the decision is refused, the votes are recorded all the same, and the commit is tried by itself.
         """
         hit("commit.before")
         held = forgotten.ask(self)
@@ -404,7 +406,7 @@ class Coordinator:
         try:
             decided = self.transact(step)
         except RecordBehind:
-            check_known(self)  # the pipeline says so from now on
+            check_known(self)  # notes it at the pipeline too
             raise
         except (TooManyPending, IllegalTransition):
             self.vote_all(attempt, votes)
@@ -414,7 +416,7 @@ class Coordinator:
         return self._finish(decided)
 
     def decide_commit(self, revision: Revision, why: str = "the commit point") -> Decided:
-        """Pass the commit point in one transaction: votes checked, commit_seq taken, positions moved."""
+        """Pass the commit point in one transaction: check the votes, take a commit_seq, move the positions."""
         hit("commit.before")
         overtaken = self._overtaken(revision)
 
@@ -427,18 +429,21 @@ class Coordinator:
         return decided
 
     def _overtaken(self, revision: Revision) -> str | None:
-        """Say which sink could not take an older revision back, should a later checkpoint have come; asked unlocked."""
+        """Say which sink cannot replace a committed checkpoint once a later one is decided; None: all can.
+
+        The sinks are asked before the pipeline is locked.
+        """
         return self.objection(latest=False) if revision.revision > 1 else None
 
     def objection(self, *, latest: bool) -> str | None:
-        """Say which sink could not take a committed checkpoint back, and why; None: all can."""
+        """Say which sink cannot replace a committed checkpoint, and why; None: all can."""
         for name, sink in self.sinks.items():
             if why := sink.objection(latest=latest):
                 return f"sink {name!r}: {why}"
         return None
 
     def finish(self, key: Key) -> Revision:
-        """Promote what is decided and mark it COMMITTED; anybody may do this, at any time, any number of times."""
+        """Promote a decided revision and mark it COMMITTED; any process may do this, at any time, and repeat it."""
         revision = self.transact(lambda tx: tx.revision(key))
         if revision.state is State.COMMITTING:
             self._promote_pending(revision, upto=revision.commit_seq)
@@ -446,7 +451,7 @@ class Coordinator:
         return self.transact(lambda tx: tx.revision(key))
 
     def _finish(self, decided: Decided) -> Revision:
-        """Promote what was decided just now, behind whatever else is decided."""
+        """Promote what was decided just now; if other decided revisions wait for promotion, they come first."""
         if decided.others or decided.revision.state is not State.COMMITTING:
             return self.finish(decided.revision.key)
         done = self._promote(decided, {})
@@ -454,9 +459,9 @@ class Coordinator:
         return done
 
     def _promote_pending(self, mine: Revision, upto: int | None = None) -> None:
-        """Promote the decided revisions of a lane, each sink in commit_seq order (R13).
+        """Promote the decided revisions that queue with `mine`, in each sink in commit_seq order (R13).
 
-        A sink that cannot go on holds up itself in what comes later, and no other sink.
+        A sink that cannot promote one waits with the later ones too; the other sinks go on.
         """
         behind: dict[Queue, Key] = {}
         trouble: PromotionPending | Parked | None = None
@@ -473,7 +478,10 @@ class Coordinator:
         return self.steps.decided(tx, key)
 
     def _promote(self, decided: Decided, behind: dict[Queue, Key]) -> Revision:
-        """Promote each sink without a row in `committed`, then mark COMMITTED; one that is down delays only itself."""
+        """Promote to each sink that has no row in `committed`, then mark COMMITTED.
+
+        A sink that is down delays only itself. `behind` says which queues wait, and for which revision; it grows here.
+        """
         revision, key = decided.revision, decided.revision.key
         waiting: list[str] = []
         failed: dict[str, tuple[str, Hindrance]] = {}
@@ -519,7 +527,7 @@ class Coordinator:
         return done
 
     def _park(self, key: Key, failed: Mapping[str, tuple[str, Hindrance]]) -> Revision:
-        """Park a revision whose sinks cannot promote, and say how it gets out; or return what others made of it."""
+        """Park a revision and raise Parked, which says the ways out; return it if another process has finished it."""
         if not self.transact(lambda tx: self.steps.park(tx, key, failed)):
             return self.transact(lambda tx: tx.revision(key))
         reason, kinds = parking(failed)
@@ -528,7 +536,7 @@ class Coordinator:
         raise Parked(msg)
 
     def _queue_of(self, revision: Revision, participant: Participant) -> Queue:
-        """Return where an output waits its turn: behind all others of its sink, or those of its lane."""
+        """Return the queue that an output waits in: of all revisions in its sink, or of its lane there."""
         if self.sinks[participant.name].ordered:
             return participant.name, "all"
         return participant.name, "regular" if revision.in_order else revision.checkpoint_id
@@ -538,7 +546,7 @@ class Coordinator:
         return promotion.find(self.sinks, revision, participant)
 
     def record_promotion(self, key: Key, participant: Participant, found: Promotion) -> None:
-        """Add a sink's row to `committed`; the record adopts the attempt that the marker names (R10)."""
+        """Add a sink's row to `committed`; from then on the record names the attempt that the marker names (R10)."""
         self.transact(lambda tx: self.steps.record_promotion(tx, key, [(participant, found)]))
         hit("promote.after")
 
@@ -547,7 +555,7 @@ class Coordinator:
         return Restaging(self, key).open(why, sinks)
 
     def is_promoted(self, attempt: Revision, participant: Participant, manifest: Json) -> bool:
-        """Say whether an attempt before a restage is promoted after all; then the record names it (R10)."""
+        """Return True if the sink already holds an attempt of this revision; the record then names that one (R10)."""
         return Restaging(self, attempt.key).is_promoted(attempt, participant, manifest)
 
     # --- recovery ----------------------------------------------------------------------------------------------------
@@ -555,10 +563,10 @@ class Coordinator:
     def recover(
         self, *, decided_only: bool = False, aborting: Callable[[Revision], None] = lambda _: None
     ) -> list[tuple[Revision, Decision]]:
-        """Take every unfinished revision as far as it can go without a person; say what was decided.
+        """Take every unfinished revision as far as it can go without a person; return what was done with each.
 
-        With `decided_only` undecided ones are left to the caller, and leases do not matter: what is decided may be
-        carried out by several at once. `aborting` is told of each that is about to be aborted.
+        With `decided_only` the undecided ones are left alone, and leases do not matter: several processes may promote
+        one decided revision at once. `aborting` is called with each revision that is about to be aborted.
         """
         hit("recover.before")
         check_known(self)
@@ -586,7 +594,7 @@ class Coordinator:
         return decisions
 
     def _execute(self, revision: Revision, decision: Decision) -> Decision:
-        """Act on a decision; what others did meanwhile, or a sink that is down or full, changes it to Leave."""
+        """Act on a decision; it becomes Leave or Park if another process was faster or a sink could not go on."""
         try:
             match decision:
                 case RollForward():
@@ -607,7 +615,7 @@ class Coordinator:
         return decision
 
     def _parked(self, revision: Revision, error: Parked) -> Decision:
-        """Say that it is parked: now, or still; or that another one is which comes before it."""
+        """Return Park if it was parked just now; Leave if it was parked before, or waits behind a parked one."""
         reason = self.transact(lambda tx: tx.revision(revision.key)).parked_reason
         if reason is None:
             return Leave(str(error))
@@ -624,7 +632,7 @@ class Coordinator:
         return self.finish_abort(current) if current.state is State.ABORTING else current
 
     def finish_abort(self, revision: Revision) -> Revision:
-        """Discard a dead revision's staged output and mark it ABORTED; deletes only after the move to ABORTING."""
+        """Discard the staged output of an ABORTING revision and mark it ABORTED."""
         key = revision.key
         problems: list[str] = []
         for participant in self.transact(lambda tx: tx.participants(key)):
@@ -640,15 +648,15 @@ class Coordinator:
         return self.transact(lambda tx: tx.revision(key))
 
     def release(self, checkpoint_id: int, why: str) -> None:
-        """Free the input of an aborted checkpoint, so that a later one may take it; its number is not used again."""
+        """Free the input of an aborted checkpoint, so that a later one may read it; its number is not used again."""
         self.transact(lambda tx: self.steps.release(tx, checkpoint_id, why))
 
     # --- after the commit --------------------------------------------------------------------------------------------
 
     def settle(self) -> list[str]:
-        """Do what `after_commit` asks with the files of COMMITTED checkpoints (R18); return what could not be done.
+        """Archive or delete the input files of COMMITTED checkpoints, as `after_commit` says (R18).
 
-        A source that cannot now is asked again by whoever comes next: nothing that is committed depends on it.
+        Return what could not be done. The next call tries that again; nothing that is committed depends on it.
         """
         problems: list[str] = []
         for name, source in self.sources.items():
@@ -667,13 +675,13 @@ class Coordinator:
             hit("settle.after")
 
     def acknowledge(self, revision: Revision, run: Run) -> None:
-        """Note that the run whose revision it is has seen it committed."""
+        """Note that a revision's own run has seen it committed."""
         self.transact(lambda tx: tx.acknowledge(revision.key, run))
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def transact(self, step: Callable[[Transaction], T]) -> T:
-        """Run a step in one transaction; when the store goes away, run it again: each step finds itself done."""
+        """Run a step in one transaction; when the database goes away, wait and run it again: steps may be repeated."""
         for pause in (*self.patience, None):
             try:
                 with self.record.transaction() as tx:

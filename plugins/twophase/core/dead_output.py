@@ -1,4 +1,4 @@
-"""What is dead, by the record alone: never by the age of a file (R10, R11)."""
+"""Say which staged output is dead, by the record alone, never by the age of a file (R10, R11); `sweep` calls it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def why_dead(  # noqa: PLR0911 - one return per rule
 ) -> str | None:
     """Say why what an attempt left on storage is dead; None: it may still be needed.
 
-    `voted` is the attempt that the record names for this sink, `manifest` whether the leftover is a manifest, and
-    `copies` whether the sink's promotion leaves nothing of use in staging. Where it adopts what is staged, an attempt
-    that was voted for before a restage may still be taken into the table, so none is dead before COMMITTED. Each answer
-    stays true for ever: what is COMMITTED names the attempt that the sink holds (R10), so no other one will ever be
+    `voted` is the attempt that the record names for this sink. `manifest` says whether the leftover is a manifest.
+    `copies` says whether the sink's promotion leaves nothing of use in staging. Where it takes staged files in as they
+    lie, an attempt that was voted for before a restage may still get into the table, so none is dead before COMMITTED.
+    Dead output stays dead: a COMMITTED revision names the attempt that the sink holds (R10), and no other one is ever
     promoted.
     """
     match revision.state:

@@ -1,7 +1,8 @@
-"""Parts that a user declares and the record keeps by name, so that recovery needs no DAG file.
+"""`Declared`, the base of sources, sinks, audits and checkpoint committers: parts that the record can build again.
 
-The record outlives the arrangement of this package: a shipped part is kept under the name that users import it by
-(`twophase.sinks:Files`), one of a user's own under its own import path.
+The record keeps the class by name and its arguments, so recovery needs no DAG file. A shipped part is kept under the
+name that users import it by (`twophase.sinks:Files`), so modules may move. A user's own part is kept under its own
+import path.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from twophase.core.errors import ConfigError
 
-#: Names in records of earlier versions, which kept the module that a part was in, and the public ones of today.
+#: Names that records of earlier versions keep (module and class) → the public names of today.
 MOVED = {
     "twophase.airflow.stage:StageOperator": "twophase.airflow:StageOperator",
     "twophase.sinks.committers:File": "twophase.committers:File",
@@ -30,25 +31,25 @@ MOVED = {
 
 
 class Declared(ABC):
-    """A part of a pipeline: built from JSON-able arguments, which are all that the record keeps of it."""
+    """A part of a pipeline, built from JSON-able arguments; the record keeps its class and those arguments."""
 
     #: The module that users import the shipped ones from.
     public_module: ClassVar[str] = ""
-    #: Arguments that stay what they are once there are checkpoints: what is there was read or written by them.
+    #: Arguments that may not change once there are checkpoints, because those were read or written by them.
     identity: ClassVar[tuple[str, ...]] = ()
-    #: Arguments that stay what they are while a checkpoint is pending: they say where and how it is promoted.
+    #: Arguments that may not change while a checkpoint is pending, because they say where and how it is promoted.
     fixed_while_pending: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal one; no secrets."""
+        """Return the arguments that build an equal part, without secrets."""
 
     def declaration(self) -> dict[str, Any]:
         """Return what the record keeps: the class by its name, and its arguments."""
         return {"class": public_name(type(self), self.public_module), **self.config()}
 
     def changes(self, old: dict[str, Any], *, pending: bool) -> list[str]:
-        """Say in words what of this declaration cannot follow an older one."""
+        """Say in words which changes from an older declaration to this one are not allowed."""
         before, after = current(old), self.declaration()
         moved = [name for name in self.fixed_while_pending if pending]
         return [
@@ -71,13 +72,13 @@ class Declared(ABC):
 
 
 def public_name(cls: type, module: str) -> str:
-    """Return the name that the record keeps of a class: in the public module if that has it, else its import path."""
+    """Return the name that the record keeps of a class: the public one if `module` exports it, else its import path."""
     public = module and getattr(importlib.import_module(module), cls.__qualname__, None) is cls
     return f"{module if public else cls.__module__}:{cls.__qualname__}"
 
 
 def current(declaration: dict[str, Any]) -> dict[str, Any]:
-    """Return a declaration with the names of today, also in the parts that it holds."""
+    """Return a declaration with the class names of today, also in the declarations inside it."""
     return {
         name: current(value)
         if isinstance(value, dict)
@@ -89,12 +90,12 @@ def current(declaration: dict[str, Any]) -> dict[str, Any]:
 
 
 def current_name(name: str) -> str:
-    """Return the name of today for one that a record keeps; what it names need not be there any more."""
+    """Return the name of today for a name from a record; the class need not exist any more."""
     return MOVED.get(name, name)
 
 
 def import_path(path: str) -> Any:  # noqa: ANN401 - whatever the path names
-    """Return what `module:name` names, also where an earlier version had it in another module."""
+    """Import what `module:name` names, also if the name is one that an earlier version kept."""
     module, _, name = current_name(path).partition(":")
     if not module or not name:
         msg = f"import path {path!r}: expected `module:name`"

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the caller should do about it.
+"""Every error that Twophase raises on purpose, sorted by what the caller should do about it.
 
 Messages are one line, lower case: what, which, expected and found, remedy.
 """
@@ -13,10 +13,10 @@ from twophase.core.secret_texts import without_secrets
 if TYPE_CHECKING:
     from twophase.core.checkpoint import InputFile
 
-    #: (source, checkpoint) → file → what to say of it if its bytes are others.
+    #: (source, checkpoint) → file → the message if its bytes turn out to be different.
     Rewritten = Mapping[tuple[str, int], Mapping[InputFile, str]]
 
-#: As much of a failure as the record keeps.
+#: How many characters of a failure the record keeps.
 _LONGEST = 900
 
 
@@ -25,7 +25,7 @@ class TwophaseError(Exception):
 
 
 def in_one_line(error: BaseException) -> str:
-    """Say what went wrong as the record keeps it: the type, and one line without secrets."""
+    """Return an error as the record keeps it: its type, and its message in one line without secrets."""
     line = " ".join(without_secrets(str(error)).split())
     return f"{type(error).__name__}: {line}"[:_LONGEST] if line else type(error).__name__
 
@@ -40,7 +40,7 @@ class Retryable(TwophaseError):
 class StoreUnavailable(Retryable):
     """The committer database could not be reached, or went away before it replied.
 
-    What was asked for may or may not have happened: read it again, delete nothing.
+    The step may or may not have happened: read the record again, delete nothing.
     """
 
 
@@ -48,7 +48,7 @@ class Busy(Retryable):
     """Another run is working on what this one wants; the message names it."""
 
     def __init__(self, message: str, *, lease_left: float | None = None) -> None:
-        """Remember how long the other run's lease lasts (None: it has none and waits for its run)."""
+        """Keep how many seconds the other run's lease lasts (None: it has no lease, but its run has not ended)."""
         super().__init__(message)
         self.lease_left = lease_left
 
@@ -88,7 +88,7 @@ class InputChanged(AttemptFailed):
     """A fixed input is not what it was when the checkpoint took it."""
 
     def __init__(self, message: str, rewritten: Rewritten | None = None) -> None:
-        """Say it; with the files that may only have another time, for the same bytes were written again."""
+        """Keep in `rewritten` the files that may hold the same bytes as before, only written again."""
         super().__init__(message)
         self.rewritten = rewritten or {}
 
@@ -121,7 +121,7 @@ class Parked(TwophaseError):
 
 
 class RecordBehind(TwophaseError):
-    """A sink holds what the record has never heard of: it was restored from a backup; nothing was changed."""
+    """A sink holds decisions that the record does not know: it was restored from a backup; nothing was changed."""
 
 
 class ConfigError(TwophaseError):
@@ -137,7 +137,7 @@ class InputMissing(TwophaseError):
 
 
 class IllegalTransition(TwophaseError):
-    """The record does not allow this move: a bug, or a hand in the record."""
+    """The record does not allow this move: there is a bug, or somebody changed the record by hand."""
 
 
 class NothingCommitted(TwophaseError):
@@ -145,4 +145,4 @@ class NothingCommitted(TwophaseError):
 
 
 class Swept(TwophaseError):
-    """What is asked for was committed, replaced since, and removed when its retention was over."""
+    """The output asked for was replaced, and removed when its retention was over."""

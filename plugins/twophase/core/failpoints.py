@@ -1,7 +1,8 @@
-"""Places where a test may stop, kill or fail a process: `TWOPHASE_FAILPOINTS="name=kill|raise|stop[@n]"`.
+"""Failpoints: named places where a test may stop, kill or fail a process.
 
-Each durable step has one on either side. Unset, a failpoint is one lookup in an empty dict.
-A hit says so on stderr first, so that a test can tell "survived it" from "never got there".
+`TWOPHASE_FAILPOINTS="name=kill|raise|stop[@n]"` sets them; every module with a durable step calls `hit` on either side.
+Unset, a failpoint costs nothing. A hit writes a line to stderr first, so a test can tell "survived it" from
+"never got there".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 
 from twophase.core.errors import ConfigError, TwophaseError
 
-#: Every failpoint, in the order a checkpoint meets them, and what has just happened or is about to.
+#: Every failpoint, in the order in which a checkpoint meets them, and how things stand there.
 FAILPOINTS: dict[str, str] = {
     "begin.before": "nothing recorded",
     "begin.inside": "checkpoint and claims written, not yet committed to the database",
@@ -89,7 +90,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class FailpointError(TwophaseError):
-    """A failpoint raised, as it was told to."""
+    """A failpoint was set to `raise`."""
 
 
 def parse(text: str) -> dict[str, tuple[str, int]]:
@@ -120,7 +121,7 @@ def configure(text: str) -> None:
 
 
 def hit(name: str) -> None:
-    """Do what this failpoint was told to do; nothing at all when it was told nothing."""
+    """Do what this failpoint is set to do, at its nth hit; nothing if it is not set."""
     if not _active or name not in _active:
         return
     action, nth = _active[name]

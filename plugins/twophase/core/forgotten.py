@@ -1,8 +1,9 @@
-"""Does the record know all that its sinks hold? One that was restored from a backup does not.
+"""Check that the record knows every decision that its sinks hold; runs, recovery and sweeps call it before they act.
 
-A decision takes its `commit_seq` from the record, and every sink is told it before it shows anything. So one number per
-sink answers: the record knows every decision below its next number, and a sink that was given that number or a higher
-one holds what the record has forgotten. Running on would give numbers, checkpoints and input away a second time.
+A record that was restored from a backup has forgotten some. Each decision takes its `commit_seq` from the record, and
+each sink is given it before it shows anything. The record knows every decision below its next number. So a sink that
+was given that number or a higher one holds something that the record has forgotten. To run on would give the same
+numbers, checkpoints and input out a second time.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ log = logging.getLogger("twophase")
 
 
 class Holdings(NamedTuple):
-    """What the sinks of a pipeline say that they hold."""
+    """What the sinks of a pipeline hold, by their own account."""
 
-    #: The highest commit_seq that each was given.
+    #: The highest commit_seq that each sink was given.
     newest: Mapping[str, int]
-    #: Of those that tell no numbers: what they hold and the record lacks, in words.
+    #: What sinks that keep no numbers hold and the record does not know, in words.
     strange: Sequence[str]
-    #: Why some could not be asked.
+    #: Why some sinks could not be asked.
     silent: Sequence[str]
 
     def beyond(self, reach: Reach) -> str | None:
-        """Say what of it is beyond the record's knowledge; None: nothing is."""
+        """Say what the sinks hold that the record does not know; None: nothing."""
         numbers = [(name, seq) for name, seq in self.newest.items() if seq >= reach.next_commit_seq]
         strange = [*self.strange, *(f"sink {name!r} was given commit_seq {seq}" for name, seq in numbers)]
         return f"{', '.join(strange)}; the record knows up to {reach.next_commit_seq - 1}" if strange else None
 
 
 def check_known(coordinator: Coordinator) -> None:
-    """Raise RecordBehind if a sink holds what the record does not know; the pipeline says so from then on."""
+    """Raise RecordBehind if a sink holds what the record does not know, and note that at the pipeline."""
     if why := ahead(coordinator):
         raise RecordBehind(_behind(coordinator, why))
 
 
 def ahead(coordinator: Coordinator) -> str | None:
-    """Say which sinks hold what the record does not know, and let the pipeline say it; None: there is none."""
+    """Say which sinks hold what the record does not know, and note it at the pipeline; None: no sink does."""
     held = ask(coordinator)
     if held == Holdings({}, [], []):
         return None
@@ -53,16 +54,16 @@ def ahead(coordinator: Coordinator) -> str | None:
 
 
 def check(coordinator: Coordinator, held: Holdings, reach: Reach) -> None:
-    """Raise RecordBehind if what the sinks said is beyond what the record was asked for after them."""
+    """Raise RecordBehind if `held` goes beyond `reach`, which was read from the record after the sinks were asked."""
     if why := _compare(coordinator, held, reach):
         raise RecordBehind(_behind(coordinator, why))
 
 
 def ask(coordinator: Coordinator) -> Holdings:
-    """Ask each sink what it holds; then the record is asked, so what is committed meanwhile is known to it.
+    """Ask each sink what it holds.
 
-    One that cannot be asked now is told of, for its silence says nothing: what was said of the sinks before is not
-    taken back by it.
+    Read the record afterwards, so that it knows what is committed meanwhile. A sink that cannot be asked is logged; an
+    earlier finding about the sinks is kept then, because silence proves nothing.
     """
     newest, strange, silent = dict[str, int](), list[str](), list[str]()
     for name, sink in coordinator.sinks.items():
@@ -94,7 +95,7 @@ def _behind(coordinator: Coordinator, why: str) -> str:
 
 
 def _lacking(coordinator: Coordinator, sink: Sink) -> list[str]:
-    """Return what a sink shows that is not decided in the record; of one that tells no numbers this is the only way."""
+    """Return the revisions that a sink shows and the record has not decided, for a sink that keeps no numbers."""
     held = list(sink.markers(coordinator.pipeline))
     missing = coordinator.transact(lambda tx: tx.lacks(coordinator.pipeline, held)) if held else []
     return [f"{checkpoint_id} r{revision}" for checkpoint_id, revision in missing]

@@ -1,7 +1,7 @@
-"""What keeps a decided output from its promotion until a person acts, and the ways out.
+"""Hindrances: what keeps a decided output from its promotion until a person acts, and the ways out.
 
-A decision is final, so a parked revision can only be promoted in the end. What has to be done before depends on what
-stands in the way of each of its sinks; here, and nowhere else, is said what that is.
+Sinks name the hindrance; pages, commands and errors say the way out. A decision is final, so a parked revision can only
+be promoted in the end. What a person has to do first depends on the hindrance of each sink. Only this module says it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ class Hindrance(StrEnum):
     LOST = "lost"
     #: Its target does not take the rows: a constraint, a type, another writer's change.
     REFUSED = "refused"
-    #: It holds something in this revision's place that this record did not vote for.
+    #: It holds something in this revision's place that this record knows no vote for.
     FOREIGN = "foreign"
-    #: What this revision takes the place of was rewritten by another writer, and cannot be told from other rows.
+    #: Another writer rewrote the rows that this revision replaces, so they cannot be told from other rows.
     REWRITTEN = "rewritten"
 
 
 class Refused(Exception):
-    """A table or database cannot take the staged output, for a reason that only a person can mend.
+    """A table or database cannot take the staged output until a person changes something.
 
-    Promoters raise it before they change anything; its hindrance says which way out there is.
+    Promoters raise it before they change anything. The hindrance decides which way out is shown.
     """
 
     def __init__(self, message: str, hindrance: Hindrance = Hindrance.REFUSED) -> None:
@@ -46,9 +46,9 @@ _MENDING = {
 
 
 def ways_out(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -> str:
-    """Say in one line what gets a parked revision further, for whatever stands in its way.
+    """Say in one line what a person can do about a parked revision.
 
-    A record that was parked before the kinds were kept has none: then all that may help is said.
+    Revisions that were parked by an early version have no hindrances; they are treated as lost output.
     """
     by_kind: dict[Hindrance, list[str]] = {}
     for sink, kind in sorted(hindrances.items()):
@@ -65,7 +65,7 @@ def ways_out(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -
 
 
 def restaging(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -> str | None:
-    """Return the command that stages again what cannot be promoted; None: that would not help."""
+    """Return the `twophase restage` command for a parked revision; None: a restage would not help."""
     kinds = set(hindrances.values()) or {Hindrance.LOST}
     if kinds & {Hindrance.FOREIGN, Hindrance.REWRITTEN}:
         return None
@@ -75,6 +75,6 @@ def restaging(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) 
 
 
 def command(pipeline: str, checkpoint_id: int, hindrances: Mapping[str, str]) -> str:
-    """Return the one command that gets a parked revision further, or shows what is to be mended first."""
+    """Return the restage command if that helps, else the command that shows what has to be mended first."""
     shows = "reconcile" if Hindrance.FOREIGN in hindrances.values() else "verify"
     return restaging(pipeline, checkpoint_id, hindrances) or f"twophase {shows} {pipeline}"

@@ -1,4 +1,4 @@
-"""Let a part that fails hold up only itself: a sink, a source, whatever it raises."""
+"""`alone`: run one sink or source so that its failure does not stop the others; the coordinator and upkeep use it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twophase.core.secret_texts import without_secrets
 
 log = logging.getLogger("twophase")
 
-#: What is not the part's own trouble: this process has to stop, the record is away, or a test says so.
+#: Errors that are not the part's own fault: this process is fenced, the record is away, or a failpoint raised.
 NOT_ITS_OWN = (Fenced, StoreUnavailable, FailpointError)
 
 
 def one_line(error: BaseException) -> str:
-    """Say what went wrong in one line: of an error that is not ours, which kind it is."""
+    """Return an error in one line, without secrets; if it is not one of Twophase's, with its type."""
     if isinstance(error, TwophaseError):
         return " ".join(without_secrets(str(error)).split())
     return in_one_line(error)
@@ -25,7 +25,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def alone(which: str, problems: list[str]) -> Iterator[None]:
-    """Keep what one part raises from the others: it becomes one more problem, in one line."""
+    """Catch what one part raises, and append it to `problems` in one line; let `NOT_ITS_OWN` through."""
     try:
         yield
     except NOT_ITS_OWN:

@@ -1,6 +1,6 @@
-"""Liveness: while a process works on a revision it renews a lease on the record's clock.
+"""`Lease` renews a revision's lease, on the record's clock, while a runner or an Airflow task works on it.
 
-Safety never rests on it. A process that loses its lease is not stopped by that, but by its epoch.
+It is for liveness only. Losing the lease does not stop a process; an old epoch does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEATS = 3
 
 
 class Lease:
-    """Renews a revision's lease in the background, and says when a newer attempt has taken over."""
+    """Renews a revision's lease in a thread, and notices when a newer attempt has taken over."""
 
     def __init__(
         self, coordinator: Coordinator, revision: Revision, on_lost: Callable[[], None] = lambda: None
@@ -37,7 +37,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Say whether a newer attempt owns the revision."""
+        """Return True if a newer attempt owns the revision."""
         return self._fenced is not None
 
     def check(self) -> None:
@@ -59,13 +59,13 @@ class Lease:
                 return
 
     def __enter__(self) -> Self:
-        """Begin to renew."""
+        """Start renewing."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop renewing; the lease itself runs out or is given up by the next transition."""
+        """Stop renewing; the lease then runs out, or the next transition changes it."""
         self._stop.set()
         self._thread.join()

@@ -1,4 +1,7 @@
-"""What an attempt staged: every file, what is in it, and the schema of the whole."""
+"""The manifest: what an attempt staged in one sink, file by file, and its schema; which schema may follow which.
+
+Sinks write it inside Spark and read it at the vote and at promotion.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ Schema = tuple[Column, ...]
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of an attempt's output in one sink."""
+    """All of an attempt's output in one sink."""
 
     key: Key
     sink: str
     attempt: int
     schema: Schema
     files: tuple[StagedFile, ...]
-    #: The folder it is for, where that does not follow from the checkpoint.
+    #: The folder in the table that it is for, if its name does not follow from the checkpoint.
     folder: str | None = None
 
     @property
@@ -55,7 +58,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def dumps(self) -> builtins.bytes:
-        """Write it as JSON, always the same for the same content."""
+        """Return it as JSON; the same content always gives the same bytes."""
         head = {
             "pipeline": self.key.pipeline,
             "checkpoint_id": self.key.checkpoint_id,
@@ -82,7 +85,7 @@ class Manifest:
         )
 
     def summary(self, digest: str) -> dict[str, Any]:
-        """Return what the record keeps: everything but the list of files, which the digest stands for."""
+        """Return what the record keeps: the digest instead of the list of files, totals and the schema."""
         return {
             "digest": digest,
             "files": len(self.files),
@@ -92,20 +95,20 @@ class Manifest:
         }
 
 
-#: Types that hold every value of the one before them, exactly.
+#: Each type here holds every value of the types before it exactly.
 _WIDER = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
 def widens(before: str, after: str) -> bool:
-    """Say whether one type is another one with room for more, in Spark's words: every value stays what it was."""
+    """Return True if `after` is a wider type that holds every value of `before` exactly; both are Spark's names."""
     if (old := _DECIMAL.fullmatch(before)) and (new := _DECIMAL.fullmatch(after)):
         return int(old[1]) < int(new[1]) and old[2] == new[2]
     return any(before in kinds and after in kinds[kinds.index(before) + 1 :] for kinds in _WIDER)
 
 
 def widest(schemas: Iterable[Sequence[Sequence[str]]]) -> list[list[str]]:
-    """Return the schema that fits all of those that followed each other: the most columns, each of its widest type."""
+    """Return one schema that fits all of a table's schemas: the one with the most columns, each of its widest type."""
     every = list(schemas)
     found = [list(column) for column in max(every, key=len)]
     for column in found:
@@ -123,9 +126,9 @@ def schema_changes(
     by_position: bool,
     may_widen: Callable[[str, str], bool] = lambda _before, _after: False,
 ) -> list[str]:
-    """Say in words what stops `after` from following `before`.
+    """Say in words why a schema `after` may not follow `before`; an empty list: it may.
 
-    New columns are fine, if by position at the end, and so are wider types where a sink can have them.
+    New columns are allowed, at the end if the format knows columns by position. `may_widen` says which wider types are.
     """
     found = dict((name, kind) for name, kind in after)  # noqa: C402 - pairs come as lists, too
     problems = [

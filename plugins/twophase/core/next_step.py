@@ -1,7 +1,7 @@
-"""What to do next about a revision: decided here, for pages, listings and errors alike.
+"""What to do next about a revision; pages, listings and errors all ask `advise`.
 
-Nothing is advised that would throw away what somebody may still go on with: an abort only once the run is known to have
-ended. Of an Airflow run the command line does not know that; Airflow's own pages do.
+An abort is advised only when the revision's run is known to have ended: otherwise that run may still go on with it. The
+command line cannot know this of an Airflow run; the pages in Airflow can.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from twophase.core import hindrances
 from twophase.core.checkpoint import Key, Run
 from twophase.core.states import UNDECIDED, State
 
-#: The name under which a person takes part.
+#: The name of the participant that is a person's approval.
 APPROVAL = "approval"
 
 
 class Advice(NamedTuple):
-    """What a person may do: in words, and as a command if there is one that fits."""
+    """What a person may do: in words, and as a command if there is one."""
 
     words: str
     command: str | None = None
 
     def __str__(self) -> str:
-        """Read as one line, with the command last, unless it is among the words."""
+        """Read as one line, with the command last unless the words name it already."""
         return f"{self.words} `{self.command}`" if self.command and self.command not in self.words else self.words
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a revision stands: all that what to do next depends on."""
+    """How a revision stands: all that the advice depends on."""
 
     key: Key
     state: State
     run: Run | None = None
-    #: Whether somebody works on it right now.
+    #: Whether a run holds a lease on it.
     leased: bool = False
-    #: Whether its run is over; None: nobody here can say.
+    #: Whether its run is over; None: unknown here.
     run_ended: bool | None = None
     #: Participants of the newest attempt that have not voted.
     awaits: tuple[str, ...] = ()
     parked: bool = False
-    #: Of a parked one: sink → what stands in its way.
+    #: If it is parked: sink → its hindrance.
     hindrances: Mapping[str, str] = field(default_factory=dict)
-    #: Aborted, with nothing of its checkpoint committed or begun since.
+    #: Aborted, and its checkpoint has no committed and no later revision.
     failed: bool = False
-    #: Made from what was replaced since.
+    #: Made from a revision of another pipeline that was replaced since.
     stale: bool = False
 
 
 def advise(found: Standing) -> Advice | None:
-    """Say what gets a revision further; None: there is nothing to do about it."""
-    if found.parked:  # also while the lease of the run that parked it has not run out yet
+    """Say what a person can do about a revision, or who goes on with it; None: nothing has to be done."""
+    if found.parked:  # before the lease is looked at: that of the run that parked it may not have run out yet
         of = (found.key.pipeline, found.key.checkpoint_id, found.hindrances)
         words = f"It is decided, and cannot be promoted without a person: {hindrances.ways_out(*of)}."
         return Advice(words, hindrances.command(*of))

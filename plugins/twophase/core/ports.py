@@ -1,6 +1,6 @@
-"""What the coordinator needs from the outside: a record, sinks, sources.
+"""The ports of the protocol: what the coordinator and its steps ask of a record, of sinks and of sources.
 
-The coordinator holds the rules; a record only keeps rows and moves them conditionally, all or nothing per transaction.
+The rules are in the steps. A record only keeps rows and moves them conditionally, all or nothing per transaction.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from twophase.core.states import State
 
 
 class Outcome(StrEnum):
-    """How an attempt to promote ended."""
+    """How a call of `promote` or `find` ended."""
 
     #: This call made the staged output visible, and read its marker back.
     PROMOTED = "promoted"
-    #: The marker of this revision was there already: a repeated or a late call.
+    #: The marker of this revision was there already: this call was repeated, or came late.
     ALREADY_PROMOTED = "already promoted"
     #: The sink cannot do it now (down, locked): nothing changed, ask again.
     RETRY_LATER = "retry later"
-    #: It cannot be done without a person, for the reason given; the marker was read again before saying so.
+    #: It needs a person, for the reason given; the sink read the marker again before it said so.
     FAILED = "failed"
     #: The reply was lost: only the marker can tell.
     UNKNOWN = "unknown"
 
 
-#: What says that the output is there, by its marker; anything else does not.
+#: The outcomes that mean: the output and its marker are there.
 VISIBLE = frozenset({Outcome.PROMOTED, Outcome.ALREADY_PROMOTED})
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What a sink says after `promote` or `find`."""
+    """A sink's answer to `promote` or `find`."""
 
     outcome: Outcome
     reason: str | None = None
-    #: Of a failed one, what stands in the way; None: the coordinator asks `find` whether it is still staged.
+    #: If it failed, what stands in the way; None: the coordinator asks `find` whether the output is still staged.
     hindrance: Hindrance | None = None
     #: The attempt that the marker in the sink names, and its manifest's summary (R10).
     attempt: int | None = None
@@ -51,46 +51,46 @@ class Promotion:
 
 
 class Sink(Protocol):
-    """What the coordinator asks of a sink. Every call may come twice, late, or after a crash in the middle of itself.
+    """What the coordinator asks of a sink. Every call may come twice, late, or after an earlier one died halfway.
 
-    `handle` comes from `place` and is in the record before anything is written under it, so any process can go on.
-    After the commit point, for `find` and `promote`, it also says `commit_seq`, and `timestamp`: when the revision was
-    begun; for `promote` also `receipt`: what the record knows of the decision.
+    `handle` comes from `place`. It is in the record before anything is written there, so any process can go on.
+    For `find` and `promote` after the commit point it also has `commit_seq` and `timestamp`, the time when the revision
+    began; for `promote` also `receipt`: what the record knows of the decision.
     """
 
     @property
     def copies(self) -> bool:
-        """Say whether promotion moves or copies what is staged, so that nothing of use stays there (R11)."""
+        """Return True if promotion moves or copies the staged output, so that nothing of use stays in staging (R11)."""
         ...
 
     @property
     def ordered(self) -> bool:
-        """Say whether promotions must follow each other by commit_seq over all lanes, for a high-water mark (R12)."""
+        """Return True if promotions must come in commit_seq order over all lanes (R12, R13)."""
         ...
 
     def objection(self, *, latest: bool) -> str | None:
-        """Say why a committed checkpoint cannot be run again here; None: it can.
+        """Say why this sink cannot replace a committed checkpoint; None: it can.
 
-        `latest`: no later checkpoint would keep output that was computed from what is replaced.
+        `latest`: no later checkpoint would keep output computed from the old revision.
         """
         ...
 
     def place(
         self, key: Key, attempt: int, token: str, *, slot: str | None = None, older: Output | None = None
     ) -> Json:
-        """Name a staging place private to this attempt, and what its promotion replaces; touches nothing."""
+        """Return a handle that names a private staging place and what its promotion replaces; touches nothing."""
         ...
 
     def claim(self, slot: str) -> Claim | None:
-        """Return what a slot alone may write here; None: slots do not meet in it. Looks at nothing."""
+        """Return the place that only this slot may write; None: slots cannot collide here. Touches nothing."""
         ...
 
     def prepare(self, slot: str | None = None) -> None:
-        """Check that it can be written to, and create what must exist; for a restage: a begin's caller has done it."""
+        """Check that it can be written to, and create what must exist; the coordinator calls it for a restage only."""
         ...
 
     def adopt(self, key: Key, slot: str) -> Output | None:
-        """Describe what is in the slot's place though nobody recorded it, and mark it; None: there is nothing."""
+        """Describe and mark what is in the slot's place without being in the record; None: there is nothing."""
         ...
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -106,15 +106,15 @@ class Sink(Protocol):
         ...
 
     def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
-        """Remove what earlier attempts staged, so that nobody can promote it any more; only of a sink that copies."""
+        """Remove what earlier attempts staged, so that nobody can promote it; called only if the sink `copies`."""
         ...
 
     def newest(self, pipeline: str) -> int | None:
-        """Return the highest commit_seq that it was given, 0 for none; None: only `markers` can say what it holds."""
+        """Return the highest commit_seq that it was given, 0 for none; None: it keeps no numbers, ask `markers`."""
         ...
 
     def markers(self, pipeline: str) -> Iterable[tuple[int, int]]:
-        """Yield checkpoint and revision of all that it shows of a pipeline."""
+        """Yield the checkpoint and revision of everything that it shows of a pipeline."""
         ...
 
 
@@ -123,7 +123,7 @@ Move = tuple[str, str, int, int]
 
 
 def moves_of(ranges: Mapping[str, Mapping[str, tuple[int, int]]]) -> list[Move]:
-    """Return how positions move over fixed ranges: source → partition → [start, end)."""
+    """Return the moves that fixed ranges make (source → partition → [start, end)); empty ranges make none."""
     return [
         (source, partition, start, end)
         for source, partitions in ranges.items()
@@ -136,11 +136,11 @@ class Progress(Protocol):
     """What a source may ask the record while it fixes an input, inside begin's transaction."""
 
     def new_files(self, found: Sequence[InputFile]) -> list[InputFile]:
-        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged."""
+        """Return the files that no checkpoint owns; raise InputChanged if an owned one looks different now."""
         ...
 
     def remember(self, before: Known | None, after: Known) -> None:
-        """Keep what is known once this transaction is committed, unless another has kept something since."""
+        """Keep `after` for the source's next look, unless something else was kept since `before`."""
         ...
 
     def position(self) -> Mapping[str, int]:
@@ -148,47 +148,47 @@ class Progress(Protocol):
         ...
 
     def fixed(self) -> Mapping[str, tuple[int, int]]:
-        """Return the ranges that are this checkpoint's already; empty: it is a new one."""
+        """Return the ranges that this checkpoint has already; empty: the checkpoint is new."""
         ...
 
     def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
-        """Return what another pipeline committed to a sink from one commit_seq on."""
+        """Return what another pipeline committed to a sink from commit_seq `start` on."""
         ...
 
 
 class Reach(NamedTuple):
-    """How far a record's knowledge of a pipeline goes."""
+    """Which decisions of a pipeline the record knows."""
 
-    #: Every decision below it is recorded.
+    #: The record knows every decision below this number.
     next_commit_seq: int
-    #: What was said of sinks that hold more than that.
+    #: What was noted about sinks that hold more than that; None: nothing.
     behind: str | None
 
 
 class Committed(NamedTuple):
     """What a pipeline committed to one sink in a range of its commit_seq."""
 
-    #: Half-open: everything below it is settled.
+    #: The end of the range, exclusive: nothing below it is still COMMITTING.
     end: int
-    #: Of each checkpoint that was first committed in the range, what stands now; held until the transaction ends.
+    #: The committed output of each checkpoint first committed in the range; held until the transaction ends.
     outputs: tuple[Output, ...]
     #: The sink's declaration, and the schema of what was last decided there.
     upstream: Json
 
 
 class Opened(NamedTuple):
-    """An open attempt, and all that it takes to stage it."""
+    """An open attempt, and all that is needed to stage it."""
 
     revision: Revision
-    #: Those that stage output, each with its place.
+    #: The sinks, each with its staging place in its handle.
     participants: Sequence[Participant]
     inputs: Mapping[str, Input]
-    #: Of each sink, the columns of what was last decided there; None: nothing was.
+    #: Sink → the columns of what was last decided there; None: nothing was.
     schemas: Mapping[str, list[list[str]] | None]
 
 
 class Look(NamedTuple):
-    """What is told to a pipeline's sources before they look for input."""
+    """What a pipeline's sources are given before they look for input."""
 
     #: The time on the record's own clock.
     at: datetime
@@ -196,58 +196,61 @@ class Look(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What a run looks at before it begins."""
+    """What a run reads from the record before it begins."""
 
     look: Look
     reach: Reach
-    #: What still has to go somewhere, the decided first, by commit_seq.
+    #: The revisions that are live or ABORTING, the decided ones first, by commit_seq.
     unfinished: Sequence[Revision]
-    #: What stands for the slot's checkpoint, or the last one.
+    #: The revision that counts for the slot's checkpoint, or for the last checkpoint without a slot.
     newest: Revision | None
 
 
 class Source(Protocol):
-    """What a checkpoint reads. `discover` looks outside, `fix` chooses under the pipeline's lock."""
+    """What the coordinator asks of a source. `discover` looks outside, `fix` chooses under the pipeline's lock."""
 
     @property
     def per_revision(self) -> bool:
-        """Say whether each revision fixes its input anew; otherwise it is the checkpoint's for ever."""
+        """Return True if each revision fixes its input again; otherwise the input is the checkpoint's for ever."""
         ...
 
     @property
     def settles(self) -> bool:
-        """Say whether there is anything to do with input files after COMMITTED."""
+        """Return True if input files are archived or deleted after COMMITTED."""
         ...
 
     def claim(self, slot: str) -> Claim | None:
-        """Return what a slot alone may read here; None: slots may read the same. Looks at nothing."""
+        """Return the place that only this slot may read; None: slots may read the same. Touches nothing."""
         ...
 
     def discover(self, slot: str | None = None, known: Known | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
-        """Look for input; may be slow, holds no lock. `known` is what this source had remembered, if it ever does."""
+        """Look for input; may be slow, holds no lock. `known` is what this source remembered last time, if anything."""
         ...
 
     def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover
-        """Choose what this checkpoint reads out of what was found; fast, no outside calls."""
+        """Choose this checkpoint's input from what was found; fast, without calls outside the record."""
         ...
 
     def written_again(self, fixed: Input) -> list[InputFile]:
-        """Return those of the files that have another time and the same bytes, as they look now; may be slow."""
+        """Return the files that have another time but the same bytes, as they look now; may be slow."""
         ...
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
-        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. Then their names are free."""
+        """Archive or delete a committed checkpoint's files, as `after_commit` says; repeatable. Then names are free."""
         ...
 
 
 class Transaction(Protocol):
-    """Rows of the record within one transaction: all of it happens, or none.
+    """The record within one transaction: all of it happens, or none.
 
-    A method that names an epoch acts only while the revision is at that epoch and raises Fenced otherwise.
+    A method with an `epoch` acts only while the revision is at that epoch, and raises Fenced otherwise.
     """
 
     def lock(self, pipeline: str) -> Reach:
-        """Hold the pipeline's row until the end: one begin or commit point at a time; return how far it has come."""
+        """Hold the pipeline's row until the end, so that begins and commit points come one at a time.
+
+        Return which decisions the record knows.
+        """
         ...
 
     def register(
@@ -255,28 +258,32 @@ class Transaction(Protocol):
     ) -> None:
         """Put a pipeline's declaration and the locations of its outputs in the record.
 
-        `changes(old, pending)` says in words what of it cannot follow what was there.
+        `changes(old, pending)` says in words which changes since the old declaration are not allowed.
         """
         ...
 
     def link(self, pipeline: str, dag_id: str) -> None:
-        """Say that a DAG runs a pipeline."""
+        """Note that a DAG runs a pipeline."""
         ...
 
     def begun(self, pipeline: str, slot: str | None) -> None:
-        """Forget that a slot could not begin; the pipeline must be locked."""
+        """Delete the note that a slot could not begin; the pipeline must be locked."""
         ...
 
     def not_begun(self, pipeline: str, slot: str | None, run: Run | None, why: str, *, failed: bool) -> None:
-        """Keep why a run could not begin: it failed, or waits for its input; of no pipeline that is not entered yet."""
+        """Note why a run could not begin: it failed, or waits for its input. No-op if the pipeline is not recorded."""
         ...
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
-        """Return the revision that stands for the slot's checkpoint, or the last one; None: nothing to go on with."""
+        """Return the revision that counts for the slot's checkpoint, or for the last one without a slot.
+
+        That is its newest decided one (an adopted revision 0 does not count), else its newest. None: there is no such
+        checkpoint, or it was released.
+        """
         ...
 
     def outlook(self, pipeline: str, slot: str | None) -> Outlook:
-        """Return what a run looks at before it begins."""
+        """Return what a run reads from the record before it begins."""
         ...
 
     def revision(self, key: Key) -> Revision:
@@ -288,26 +295,26 @@ class Transaction(Protocol):
         ...
 
     def unfinished(self, pipeline: str) -> list[Revision]:
-        """Return the revisions that still have to go somewhere (live or ABORTING), the decided first, by commit_seq."""
+        """Return the revisions that are live or ABORTING, the decided ones first, by commit_seq."""
         ...
 
     def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
-        """Return the COMMITTED revision of a checkpoint."""
+        """Return the COMMITTED revision of a checkpoint, or None."""
         ...
 
     def is_latest(self, pipeline: str, checkpoint_id: int) -> bool:
-        """Say whether nothing of a checkpoint with a higher number is decided."""
+        """Return True if no checkpoint with a higher number has a decided revision."""
         ...
 
     def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
-        """Say whether a run's backfill began as one through the latest, and has come to this checkpoint.
+        """Return True if the run's backfill goes through the latest checkpoint, and has reached this one.
 
-        What is decided stays so, so the answer stays yes: it is the same at begin and at the commit point.
+        Decisions are final, so a yes at begin is still a yes at the commit point.
         """
         ...
 
     def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
-        """Return the live revision of a checkpoint: undecided, or not promoted yet."""
+        """Return the live revision of a checkpoint (undecided, or decided and not promoted everywhere), or None."""
         ...
 
     def newest_of(self, pipeline: str, checkpoint_id: int) -> Revision:
@@ -315,11 +322,11 @@ class Transaction(Protocol):
         ...
 
     def newest_of_run(self, pipeline: str, run: Run, checkpoint_id: int | None) -> Revision | None:
-        """Return the newest revision that an Airflow run worked on, of one checkpoint or of any."""
+        """Return the newest revision that an Airflow run worked on, of one checkpoint or of any, or None."""
         ...
 
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
-        """Return the newest decided revision whose run is one of a campaign."""
+        """Return the newest decided revision of a checkpoint that a backfill made, or None."""
         ...
 
     def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
@@ -327,19 +334,19 @@ class Transaction(Protocol):
         ...
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
-        """Add the next checkpoint, its fixed input and its claims; return its number."""
+        """Add the next checkpoint with its fixed input, and make its input files its own; return its number."""
         ...
 
     def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
-        """Give a checkpoint what its slot comes to, under the pipeline's lock; return who has a part of it already."""
+        """Give a checkpoint the places of its slot, under the pipeline's lock; return who has one of them already."""
         ...
 
     def unclaimed(self, pipeline: str) -> list[tuple[int, str]]:
-        """Return the checkpoints with slots that began before there were claims; none once they have theirs."""
+        """Return the checkpoints with slots that began before claims were recorded; none once they have theirs."""
         ...
 
     def claim_earlier(self, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
-        """Give those theirs; what two of them come to the second one shares."""
+        """Give those checkpoints their places; if two have the same, the second one shares it."""
         ...
 
     def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
@@ -347,11 +354,11 @@ class Transaction(Protocol):
         ...
 
     def fix_inputs(self, key: Key, inputs: Mapping[str, Input]) -> None:
-        """Keep what this revision alone reads."""
+        """Record the input that belongs to this revision alone."""
         ...
 
     def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
-        """Add revision 0: what was there before us, COMMITTED as it is; a second time changes nothing."""
+        """Add an adopted folder as revision 0, COMMITTED as it is; a second call changes nothing."""
         ...
 
     def move(  # noqa: PLR0913 - the columns of a transition, by name
@@ -365,16 +372,16 @@ class Transaction(Protocol):
         unleased: bool = False,
         **changes: Any,  # noqa: ANN401 - columns of the revision
     ) -> bool:
-        """Move a revision by compare-and-set on state and epoch, with its event.
+        """Move a revision by compare-and-set on state and epoch, and add the event.
 
-        True: moved now. False: it was there already, at this epoch (a repeated call). Otherwise Fenced.
-        With `bump` the epoch goes up by one; only then may a state follow itself.
-        With `unleased` somebody's lease also stands in the way.
+        Return True if it moved now, False if it was in that state at this epoch already (a repeated call). Otherwise
+        raise Fenced. With `bump` the epoch goes up by one; only then may a state follow itself. With `unleased` a
+        lease that lasts is a reason to raise Fenced too.
         """
         ...
 
     def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
-        """Make an undecided revision this run's, if nobody else holds a lease on it."""
+        """Give an undecided revision to this run, unless another run holds a lease on it."""
         ...
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:
@@ -382,19 +389,22 @@ class Transaction(Protocol):
         ...
 
     def acknowledge(self, key: Key, run: Run) -> None:
-        """Note that its own run saw a revision committed; another run's, or a second time, changes nothing."""
+        """Note that a revision's own run has seen it committed; from another run, or again, it changes nothing."""
         ...
 
     def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
-        """Keep what finds the Spark job of an attempt again."""
+        """Record what is needed to find the Spark job of an attempt again."""
         ...
 
     def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
-        """Flag a COMMITTING revision as one that needs a person, and keep what stands in the way of each sink."""
+        """Flag a COMMITTING revision as one that needs a person, and record the hindrance of each sink."""
         ...
 
     def fail(self, key: Key, *, epoch: int, run: Run | None, why: str) -> bool:
-        """Keep the last failure of an undecided revision that is still this run's, at this epoch; False: it is not."""
+        """Record the last failure of an undecided revision if it is still this run's at this epoch; False: it is not.
+
+        False too if the same failure is recorded already.
+        """
         ...
 
     def note(self, key: Key, action: str, why: str = "") -> None:
@@ -406,15 +416,15 @@ class Transaction(Protocol):
         ...
 
     def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
-        """Put these in the place of all participants that were there."""
+        """Replace all participants of a revision by these."""
         ...
 
     def put_participant(self, key: Key, participant: Participant) -> None:
-        """Put this one in the place of the one with its name."""
+        """Replace the participant of the same name by this one, or add it."""
         ...
 
     def put_votes(self, key: Key, votes: Sequence[Participant], *, epoch: int) -> None:
-        """Put these in the place of those with their names, and tell of each in the events."""
+        """Replace the participants of these names by these, with one event for each."""
         ...
 
     def committed(self, key: Key) -> set[str]:
@@ -422,19 +432,19 @@ class Transaction(Protocol):
         ...
 
     def receipt(self, revision: Revision, participants: Sequence[Participant]) -> Json:
-        """Return all that the record knows of a decided revision, for its sinks to keep."""
+        """Return all that the record knows of a decided revision; its sinks keep it."""
         ...
 
     def reach(self, pipeline: str) -> Reach:
-        """Return how far the record's knowledge goes."""
+        """Return which decisions of a pipeline the record knows."""
         ...
 
     def lacks(self, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return those checkpoints and revisions that are not decided in the record."""
+        """Return those of the held checkpoints and revisions that are not decided in the record."""
         ...
 
     def say_behind(self, pipeline: str, why: str | None) -> None:
-        """Say at the pipeline that a sink holds what the record lacks; None: that is over."""
+        """Note at the pipeline that a sink holds what the record does not know; None: remove the note."""
         ...
 
     def mark_committed(self, key: Key, sink: str) -> bool:
@@ -454,7 +464,7 @@ class Transaction(Protocol):
         ...
 
     def rows_before(self, key: Key, slot: str | None, sink: str) -> int | None:
-        """Return the rows that a revision's are held against: those of what it replaces, or of the commit before."""
+        """Return the row count to compare a revision's with: of what it replaces, or else of the commit before it."""
         ...
 
     def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
@@ -462,15 +472,15 @@ class Transaction(Protocol):
         ...
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
-        """Count the input files of a checkpoint, per source: how many were fixed at begin, how many are its own now."""
+        """Count the input files of a checkpoint per source: how many were fixed at begin, and how many it owns now."""
         ...
 
     def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
-        """Return files of COMMITTED checkpoints whose names are still taken, per checkpoint."""
+        """Return the files of COMMITTED checkpoints that are not settled yet, per checkpoint."""
         ...
 
     def release(self, pipeline: str, checkpoint_id: int, why: str) -> bool:
-        """Free the input of a checkpoint whose revisions are all ABORTED; False: it is not such a one."""
+        """Free the input of a checkpoint if all its revisions are ABORTED; False: they are not."""
         ...
 
     def settle(self, pipeline: str, source: str, checkpoint_id: int) -> None:
@@ -486,26 +496,26 @@ class Transaction(Protocol):
         ...
 
     def look(self, pipeline: str) -> Look:
-        """Say what time it is, and what the sources of a pipeline remember."""
+        """Return the time on the record's clock, and what the sources of a pipeline remember."""
         ...
 
     def remember(
         self, pipeline: str, source: str, before: Known | None, after: Known, since: datetime | None = None
     ) -> None:
-        """Keep what a source knows in the place of what it knew, unless names were freed `since` it looked."""
+        """Replace what a source remembers, unless that changed meanwhile or names were freed `since` it looked."""
         ...
 
     def new_files(
         self, pipeline: str, source: str, found: Sequence[InputFile], since: datetime | None = None
     ) -> list[InputFile]:
-        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged.
+        """Return the files that no checkpoint owns; raise InputChanged if an owned one looks different now.
 
-        What has left the folder `since` it was looked at is not new, though its name is free.
+        A file that was settled `since` the folder was listed is not new, though its name is free.
         """
         ...
 
     def keep_files(self, pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile]) -> None:
-        """Keep the checksums of fixed files, and their new times where the same bytes were written again."""
+        """Record the checksums of fixed files, and the new times of those written again with the same bytes."""
         ...
 
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
@@ -514,8 +524,8 @@ class Transaction(Protocol):
 
 
 class Record(Protocol):
-    """Where all of this is kept."""
+    """The record as the coordinator uses it: a source of transactions."""
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Open one transaction; StoreUnavailable when the store went away, also when only its reply was lost."""
+        """Open one transaction; raise StoreUnavailable if the database went away, also if only its reply was lost."""
         ...

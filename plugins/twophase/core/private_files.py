@@ -1,4 +1,4 @@
-"""Folders and files for this account alone, whatever the process's umask is: plans, results and logs of runs."""
+"""Make folders and files that only this account can read, whatever the umask; for plans, results and logs of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOLDER, _FILE = 0o700, 0o600
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those that it is in, up to the run folder, whose own rights are its owner's to choose."""
+    """Make a folder and its parents below the run folder, private; the run folder's own rights are left alone."""
     home = settings.home()
     home.mkdir(parents=True, exist_ok=True)
     for folder in reversed((path, *path.parents)):
@@ -21,7 +21,7 @@ def make_folder(path: Path) -> None:
 
 
 def open_file(path: Path, mode: Literal["w", "ab"]) -> IO[Any]:
-    """Open a file for writing from its beginning or at its end, in a folder that is made if need be."""
+    """Open a private file for writing (`w`) or appending (`ab`), and make its folder if need be."""
     make_folder(path.parent)
     how = os.O_TRUNC if mode == "w" else os.O_APPEND
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_CLOEXEC, _FILE)

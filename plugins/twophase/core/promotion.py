@@ -1,4 +1,4 @@
-"""How the coordinator asks a sink to promote or to find what it voted for; no transaction is open meanwhile."""
+"""How the coordinator asks one sink to promote or to find its output; no transaction is open meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twophase.core.ports import Outcome, Promotion, Sink
 
 
 def promote(sinks: Mapping[str, Sink], revision: Revision, participant: Participant, receipt: Json) -> Promotion:
-    """Promote what one sink voted for; an unknown outcome is settled by its marker."""
+    """Let one sink promote what it voted for; if the outcome is unknown, ask it for the marker."""
     voted = participant.standing
     if voted is None:
         return _unvoted(revision, participant)
@@ -29,7 +29,7 @@ def promote(sinks: Mapping[str, Sink], revision: Revision, participant: Particip
 
 
 def find(sinks: Mapping[str, Sink], revision: Revision, participant: Participant) -> Promotion:
-    """Say where a decided revision's output stands in one sink; changes nothing."""
+    """Ask one sink where a decided revision's output stands; changes nothing."""
     voted = participant.standing
     if voted is None:
         return _unvoted(revision, participant)
@@ -38,20 +38,20 @@ def find(sinks: Mapping[str, Sink], revision: Revision, participant: Participant
 
 
 def hindered(promotion: Promotion) -> tuple[str, Hindrance]:
-    """Return why a sink cannot promote; what has no kind was said by `find`, which knows of lost output alone."""
+    """Return why a sink cannot promote, and the hindrance; LOST if the sink named none."""
     return promotion.reason or "no reason given", promotion.hindrance or Hindrance.LOST
 
 
 def _asked(key: Key, participant: Participant, question: Callable[[], Promotion]) -> Promotion:
-    """Ask a sink, which may be anybody's: one that fails in any way cannot tell now, and holds up only itself."""
+    """Ask a sink, which may be a user's own; whatever it raises becomes RETRY_LATER, so other sinks go on."""
     which, problems = f"checkpoint {key}: sink {participant.name!r}", list[str]()
     with alone(which, problems):
         return question()
-    return Promotion(Outcome.RETRY_LATER, problems[0].removeprefix(f"{which}: "))  # who tells it names the sink
+    return Promotion(Outcome.RETRY_LATER, problems[0].removeprefix(f"{which}: "))  # the caller names the sink
 
 
 def _unvoted(revision: Revision, participant: Participant) -> Promotion:
-    """Say where a restage stands that has not come to its vote: under way, or ended before it."""
+    """Answer for an attempt without a vote: its restage is under way, or ended before the vote."""
     if revision.leased:
         return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is being restaged")
     reason = f"attempt {participant.attempt} was never voted for: its restage ended before"
@@ -59,6 +59,6 @@ def _unvoted(revision: Revision, participant: Participant) -> Promotion:
 
 
 def _decided(revision: Revision, participant: Participant) -> Json:
-    """Return the handle of a decided output: it also says when in its pipeline's order that was decided."""
+    """Return the handle of a decided output, with its commit_seq and the time when its revision began."""
     began = revision.created_at.isoformat() if revision.created_at else None
     return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}

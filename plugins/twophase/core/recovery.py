@@ -1,4 +1,4 @@
-"""What becomes of a revision that a crash left: the coordinator asks `decide`, and acts on the answer."""
+"""What recovery does with an unfinished revision: the coordinator asks `decide`, a pure function, and acts on it."""
 
 from __future__ import annotations
 
@@ -31,23 +31,26 @@ class Leave:
     """Touch nothing."""
 
     reason: str
-    #: Whether it was tried, and something failed that has to be tried again.
+    #: Whether recovery tried it and a sink failed, so that it has to be tried again.
     failed: bool = False
 
 
 @dataclass(frozen=True)
 class Park:
-    """It was promoted as far as it can be; what is left needs a person."""
+    """Promoted as far as it can be; the rest needs a person."""
 
     reason: str
 
 
-#: What is decided beforehand; that something had to be parked shows when it is tried.
+#: `decide` returns the first three; `Park` only shows when the promotion is tried.
 Decision = RollForward | RollBack | Leave | Park
 
 
 def decide(revision: Revision, *, run_ended: str | bool | None = None) -> Decision:
-    """Say what becomes of a revision that nobody may be working on; `run_ended` may say how, None: nobody knows."""
+    """Say what recovery does with a revision.
+
+    `run_ended` says whether its run is over, as a text also how; None: that is unknown.
+    """
     match revision.state:
         case State.COMMITTED | State.SUPERSEDED | State.ABORTED:
             return Leave(f"it is {revision.state.lower()}")
@@ -64,7 +67,7 @@ def decide(revision: Revision, *, run_ended: str | bool | None = None) -> Decisi
 
 
 def tell(revision: Revision, decision: Decision) -> None:
-    """Log what became of a revision that an earlier run left."""
+    """Log what recovery did with a revision."""
     match decision:
         case RollForward():
             log.info("%s: left by an earlier run after its commit point, promoted", revision.key)

@@ -1,10 +1,10 @@
-"""Stage again what a decided revision cannot promote: one more attempt for some of its sinks, and for no other.
+"""Restage a decided revision: one more attempt for the sinks that cannot promote; the coordinator calls this.
 
-The decision stands, so the state stays COMMITTING (R8, R9). What was voted for counts until the new attempt comes to
-its vote: a restage that fails, or is killed, leaves everything as it was. Before that vote what earlier attempts staged
-is destroyed wherever a promoter may have it, and then the marker is read (R21): afterwards nobody can bring old rows in
-beside the new ones. Where the sink adopts staged output that cannot be done, and the old rows may still win: then they
-are what the record names.
+The decision stands, so the state stays COMMITTING (R8, R9). The old vote counts until the new attempt votes, so a
+restage that fails or is killed changes nothing. Before the new vote, everything that earlier attempts staged is
+destroyed, wherever a promoter may have it, and then the marker is read (R21). After that nobody can add old rows to the
+new ones. A sink that takes staged files in as they lie cannot do that: there the old rows may still win, and then the
+record names them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Restaging:
     def open(self, why: str, named: Collection[str] = ()) -> Revision:
         """Open an attempt for the sinks that are named, or for those that lost their staged output.
 
-        They alone have to be ready to be written to: another one may be down.
+        Only these sinks are prepared; another one may be down.
         """
         token = secrets.token_hex(4)
         decided = self.coordinator.transact(lambda tx: tx.revision(self.key))
@@ -72,7 +72,7 @@ class Restaging:
         return opened
 
     def _chosen(self, decided: Revision, named: Collection[str]) -> set[str]:
-        """Return the sinks to stage again; refuse a name that nothing can be done for."""
+        """Return the sinks to stage again; raise ConfigError for a named sink that a restage cannot help."""
         self._check_state(decided)
         done = self.coordinator.transact(lambda tx: tx.committed(self.key))
         everybody = self.coordinator.transact(lambda tx: tx.participants(self.key))
@@ -108,7 +108,7 @@ class Restaging:
             raise ConfigError(msg)
 
     def _instead(self, held: Revision) -> str:
-        """Say what helps where no sink has lost its staged output."""
+        """Say what helps instead if no sink has lost its staged output."""
         if held.hindrances:
             return f"{held.parked_reason}; {ways_out(self.key.pipeline, self.key.checkpoint_id, held.hindrances)}"
         return f"no sink has lost its staged output; `twophase recover {self.key.pipeline}` promotes it"
@@ -116,13 +116,13 @@ class Restaging:
     # --- before the vote ---------------------------------------------------------------------------------------------
 
     def is_superfluous(self, attempt: Revision, name: str, manifest: Json) -> bool:
-        """Destroy what earlier attempts staged, then read the marker; True: one of them is promoted, and counts (R21).
+        """Destroy what earlier attempts staged, then read the marker; True: one of them is promoted and counts (R21).
 
-        Raises ManifestMismatch if the new attempt cannot be promoted either.
+        Raise ManifestMismatch if the new attempt cannot be promoted either.
         """
         mine = self._participant(name)
         if mine.attempt != attempt.epoch:
-            return False  # another restage took its place: the vote says so
+            return False  # another restage took its place; the vote will be fenced
         sink = self.coordinator.sinks[name]
         if sink.copies:
             sink.discard_earlier(self.key, attempt.epoch, (mine.standing or mine).handle)
@@ -130,7 +130,7 @@ class Restaging:
         return self.is_promoted(attempt, mine, manifest)
 
     def is_promoted(self, attempt: Revision, mine: Participant, manifest: Json) -> bool:
-        """Read the marker, and let the record adopt what the sink holds of the revision, if anything (R10)."""
+        """Read the marker; if the sink holds an attempt of the revision, record that one and return True (R10)."""
         name = mine.name
         promotion = self.coordinator.find(attempt, replace(mine, vote=True, manifest=manifest))
         if promotion.outcome in VISIBLE:
@@ -151,7 +151,11 @@ def _is_lost(found: Promotion) -> bool:
 
 
 def _place_again(place: Json, before: Participant) -> Json:
-    """Remember what was voted for: it counts until there is a new vote, and should it turn up in the sink (R10)."""
+    """Return the new attempt's handle, with the old vote in it.
+
+    The old vote counts until there is a new one. Its digest is kept for ever, in case its output turns up in the sink
+    (R10).
+    """
     standing = before.standing
     if standing is None:
         return {**place, "earlier": list(before.handle.get("earlier", ()))}
@@ -161,5 +165,5 @@ def _place_again(place: Json, before: Participant) -> Json:
 
 
 def voted_for(handle: Json) -> Mapping[str, object]:
-    """Return the handle of an attempt that was voted for: what stood before it counts no more."""
+    """Return the handle of an attempt that now has its own vote: without the old one."""
     return {name: value for name, value in handle.items() if name != "standing"}

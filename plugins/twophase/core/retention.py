@@ -1,4 +1,4 @@
-"""How long what is no longer needed is kept."""
+"""`Retention`: how long a pipeline keeps replaced output and old events; users declare it, sweeps apply it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from twophase.core.slots import duration
 
 @dataclass(frozen=True)
 class Retention:
-    """How long a pipeline keeps what was replaced, and the story of what has ended."""
+    """How long a pipeline keeps the output of superseded revisions, and the events of ended ones."""
 
-    #: Output of superseded revisions, from the moment they were replaced: as far back as `as_of` reaches for them.
+    #: How long output of superseded revisions is kept after they were replaced; `as_of` reads no further back.
     superseded: str = "7d"
-    #: Events of revisions that have ended.
+    #: How long events of revisions that have ended are kept.
     events: str = "400d"
-    #: So many superseded revisions of each checkpoint are kept however old they are.
+    #: How many superseded revisions of each checkpoint are kept however old they are.
     keep_last: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no length of time."""
+        """Check that the arguments are lengths of time, and a number."""
         duration(self.superseded, "retention: superseded")
         duration(self.events, "retention: events")
         if type(self.keep_last) is not int or self.keep_last < 0:
@@ -40,5 +40,5 @@ class Retention:
         return duration(self.events, "retention: events")
 
     def config(self) -> dict[str, Any]:
-        """Return what builds an equal one."""
+        """Return the arguments that build an equal one."""
         return {"superseded": self.superseded, "events": self.events, "keep_last": self.keep_last}

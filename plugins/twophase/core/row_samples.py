@@ -1,7 +1,7 @@
-"""Samples of users' rows that the record and a terminal can take, whatever is in the rows.
+"""Samples of users' rows, safe for the record and for a terminal; audits and diffs show them.
 
-A value is JSON, its text is cut, and a row has a size at most. PostgreSQL's jsonb takes neither NUL nor half a
-surrogate pair, so a text has neither.
+Every value becomes JSON, long texts are cut, and each row has a maximum size. PostgreSQL's jsonb takes neither NUL nor
+half a surrogate pair, so these are replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-#: How many rows a sample shows, and how much of a value's text.
+#: How many rows a sample shows, and how many characters of a value.
 ROWS = 5
 CHARACTERS = 200
 #: How many bytes of JSON one row of a sample takes at most.
@@ -29,7 +29,7 @@ _EXACT_BITS = 63
 
 
 def sample(rows: Iterable[object], limit: int = ROWS, size: int = ROW_BYTES) -> list[Row]:
-    """Return the first rows, each with as many columns as fit; a row that is no mapping has numbered ones."""
+    """Return the first rows, each with as many columns as fit; columns of a plain sequence are numbered."""
     found: list[Row] = []
     for row in rows:
         if len(found) == limit:
@@ -39,12 +39,12 @@ def sample(rows: Iterable[object], limit: int = ROWS, size: int = ROW_BYTES) -> 
 
 
 def line(text: str, size: int) -> str:
-    """Return a text as one line of at most so many bytes of JSON."""
+    """Return a text as one line that takes at most `size` bytes of JSON."""
     return _fit(" ".join(_clean(text).split()), size)
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - what JSON can hold
-    """Return a value as JSON has it: numbers as they are, bytes as hex, all else as text, cut."""
+    """Return a value for JSON: numbers as they are, bytes as hex, everything else as text, cut if long."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and value.bit_length() <= _EXACT_BITS:
@@ -55,7 +55,7 @@ def plain(value: object) -> Any:  # noqa: ANN401 - what JSON can hold
 
 
 def cut(text: str, characters: int = CHARACTERS) -> str:
-    """Return a text of at most so many characters; the last one says that there was more."""
+    """Cut a text to at most `characters`; if it was longer, the last one is `…`."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
@@ -83,7 +83,7 @@ def _columns(row: object) -> list[tuple[object, object]]:
 
 
 def _text(value: object) -> str:
-    """Write a value; of a long one no more than may be shown."""
+    """Return a value as text, of a long one little more than may be shown."""
     match value:
         case str():
             return value[: CHARACTERS + 1]
@@ -107,7 +107,7 @@ def _inner(value: object) -> str:
 
 
 def _some(items: Iterable[Any]) -> list[Any]:
-    """Return as many items as can matter: each takes some of the text."""
+    """Return the first items: more than that cannot be shown, because each takes some of the text."""
     return [item for item, _ in zip(items, range(CHARACTERS), strict=False)]
 
 
@@ -116,7 +116,7 @@ def _clean(text: str) -> str:
 
 
 def _fit(text: str, size: int) -> str:
-    """Cut a text until its JSON has at most so many bytes; characters beyond ASCII take six or twelve."""
+    """Cut a text until its JSON has at most `size` bytes; a character beyond ASCII takes six or twelve."""
     while _size(text) > size:
         text = cut(text, max(1, min(len(text) - 1, size * len(text) // _size(text))))
     return text

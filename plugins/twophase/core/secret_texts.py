@@ -1,4 +1,7 @@
-"""The secrets that this process has come across, kept out of what is shown: any text of others may repeat one."""
+"""Keep the secrets that this process has read out of logs, errors and the record; whoever reads a secret calls `hide`.
+
+Any text of another library may repeat a secret, so texts are cleaned just before they are shown.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ import traceback
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
-#: Names of values that nobody may see; Spark calls a key `access.key`, Iceberg `access-key`.
+#: Names of settings whose values are secret; Spark calls a key `access.key`, Iceberg `access-key`.
 NAMES = re.compile(r"secret|token|password|credential|access[.-]?key", re.IGNORECASE)
 
-#: What is shorter is in any text.
+#: Shorter secrets are not hidden: they would match ordinary words.
 _SHORTEST = 6
 _known: set[str] = set()
 
 
 def hide(secrets: Iterable[object]) -> None:
-    """Let nobody see these from now on; of one with several lines, none of them."""
+    """Hide these values from now on; if one has several lines, each of its lines too."""
     for secret in filter(None, secrets):
         written = str(secret)
         _known.update(part for part in (written, *written.splitlines()) if len(part) >= _SHORTEST)
 
 
 def hide_named(values: Iterable[tuple[str, object]]) -> None:
-    """Let nobody see those whose names say that they are secrets."""
+    """Hide the values whose names say that they are secrets."""
     hide(value for name, value in values if NAMES.search(name))
 
 
 def without_secrets(text: str) -> str:
-    """Return a text without the secrets, however it writes them: plainly, in a URL, in JSON, as Python shows them."""
+    """Return a text without the secrets, whether plain, quoted for a URL, in JSON or as a Python repr."""
     for secret in sorted(_known, key=len, reverse=True):
         in_urls = (quote(secret, safe=""), quote(secret), quote_plus(secret))
         for written in (secret, *in_urls, json.dumps(secret)[1:-1], repr(secret)[1:-1]):
@@ -39,10 +42,10 @@ def without_secrets(text: str) -> str:
 
 
 class SecretFilter(logging.Filter):
-    """Keeps secrets out of a log, out of the tracebacks in it too."""
+    """Keeps secrets out of log entries and their tracebacks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every entry pass, without secrets."""
+        """Remove secrets from an entry; every entry passes."""
         if _known:
             told = [record.getMessage()]
             if record.exc_info:
@@ -51,4 +54,4 @@ class SecretFilter(logging.Filter):
         return True
 
 
-logging.getLogger("twophase").addFilter(SecretFilter())  # whoever can raise with a secret imports this module
+logging.getLogger("twophase").addFilter(SecretFilter())  # at import: whatever knows a secret imports this module

@@ -1,4 +1,4 @@
-"""Settings, all by environment: where things are, and how long a lease lasts."""
+"""Settings from environment variables, for every layer: where folders are, and how long a lease lasts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def home() -> Path:
 
 
 def data_path(path: str | Path) -> Path:
-    """Resolve a path of a declaration: relative ones are below the data folder of `TWOPHASE_HOME`."""
+    """Resolve a path of a declaration; relative ones are below the folder `data` of `TWOPHASE_HOME`."""
     return Path(os.path.normpath(home() / "data" / path))
 
 

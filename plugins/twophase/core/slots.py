@@ -1,10 +1,10 @@
-"""Slots: the data interval or the partition key that a checkpoint stands for, as text.
+"""Slots: the interval or partition key that a checkpoint stands for, as text; sources and sinks fill patterns from it.
 
 An interval is `start/end` in ISO 8601, in UTC: `2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00`.
 Anything else is a partition key; one that is itself a date or a time also has a start.
 
-A pipeline may go by the clock of a time zone. Then its slots are read as times there, where nothing else is said, and
-fill patterns as times there. The text stays in UTC, so a slot is one slot in every zone.
+A pipeline may have a time zone. Then times without an offset are read in that zone, and patterns are filled with times
+of that zone. The text of an interval is always in UTC, so it is the same slot in every zone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from zoneinfo import ZoneInfo
 
 from twophase.core.errors import ConfigError
 
-#: What a pattern of a declaration may name.
+#: The names that a pattern of a declaration may use.
 FIELDS = ("start", "end", "key")
-#: What a key must not bring into a path.
+#: What a key must not contain, because it becomes part of a path.
 _UNSAFE = re.compile(r"[/\\\x00-\x1f]|^\.{0,2}$")
 _LONGEST = 200
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -28,7 +28,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 @dataclass(frozen=True)
 class Slot:
-    """What one checkpoint of an interval pipeline stands for."""
+    """The interval or partition key that one checkpoint stands for."""
 
     text: str
     start: datetime | None = None
@@ -37,7 +37,7 @@ class Slot:
 
     @classmethod
     def parse(cls, text: str, zone: tzinfo = UTC) -> Slot:
-        """Read a slot; two spellings of one interval are one slot. Its times are those of a zone."""
+        """Read a slot, with its times in `zone`; two spellings of one interval give the same slot."""
         first, slash, second = text.partition("/")
         if not slash:
             if not text or len(text) > _LONGEST or _UNSAFE.search(text):
@@ -67,7 +67,7 @@ class Slot:
 
 
 def fields(pattern: str) -> list[str]:
-    """Return the names that a pattern asks for; ConfigError unless a slot may have them."""
+    """Return the names that a pattern uses; raise ConfigError for one that no slot has."""
     try:
         found = [name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None]
     except ValueError as error:
@@ -81,7 +81,7 @@ def fields(pattern: str) -> list[str]:
 
 
 def zone(name: str | None, who: str) -> tzinfo:
-    """Return a time zone by its name; UTC if none is said."""
+    """Return a time zone by its name; None means UTC. `who` begins the error."""
     if name is None:
         return UTC
     try:
@@ -95,21 +95,21 @@ def zone(name: str | None, who: str) -> tzinfo:
 
 
 def between(first: datetime, last: datetime, length: timedelta) -> Iterator[Slot]:
-    """Yield the intervals of one length whose starts are from `first` to `last`, the last included.
+    """Yield the intervals of one length whose starts are from `first` to `last`, both included.
 
-    Whole days are those of the zone that `first` is in, of which two in a year may have 23 or 25 hours.
+    Whole days are days of the zone of `first`: two in a year may have 23 or 25 hours.
     """
     days = length % timedelta(days=1) == timedelta(0)
     start = first
     while start.astimezone(UTC) <= last.astimezone(UTC):
-        # Python adds to what the clock shows, which is right for days and wrong for hours.
+        # Python adds in local clock time, which is right for days and wrong for hours.
         end = start + length if days else (start.astimezone(UTC) + length).astimezone(first.tzinfo)
         yield Slot.between(start, end)
         start = end
 
 
 def length_of(slot: Slot) -> timedelta | None:
-    """Return how long an interval is; one of whole days in its zone in days. None: it is a partition key."""
+    """Return the length of an interval, whole days counted in its own zone; None: it is a partition key."""
     if slot.start is None or slot.end is None:
         return None
     shown = slot.end.replace(tzinfo=None) - slot.start.replace(tzinfo=None)
@@ -117,7 +117,7 @@ def length_of(slot: Slot) -> timedelta | None:
 
 
 def midnight(moment: datetime) -> date:
-    """Return the day that begins at a moment, in its zone; if none does, the next one that begins."""
+    """Return the day that begins at a moment in its zone, or the next day if none begins just then."""
     day = moment.date()
     begins = datetime(day.year, day.month, day.day, tzinfo=moment.tzinfo)
     return day if begins.astimezone(UTC) == moment.astimezone(UTC) else day + timedelta(days=1)
@@ -133,7 +133,7 @@ def duration(text: str, what: str) -> timedelta:
 
 
 def moment(text: str, what: str, zone: tzinfo = UTC) -> datetime:
-    """Read a date or a time in ISO 8601; where it says no zone, it is one of this."""
+    """Read a date or a time in ISO 8601; without an offset it is in `zone`."""
     found = _moment(text, zone)
     if found is None:
         msg = f"{what} {text!r}: expected a date or a time in ISO 8601"

@@ -1,4 +1,4 @@
-"""The life of a checkpoint revision.
+"""The states of a revision and the moves between them; the record and the coordinator go by this table.
 
     OPEN ⇄ PRECOMMITTED ──▶ COMMITTING ──▶ COMMITTED ──▶ SUPERSEDED
       └─────────┴─────────▶ ABORTING ────▶ ABORTED
@@ -33,8 +33,8 @@ class State(StrEnum):
     ABORTED = "ABORTED"
 
 
-#: For each state, the states it may be entered from. `None` stands for "not there yet".
-#: A state follows itself only with a new epoch: another attempt, or a restage of what is decided.
+#: For each state, the states it may be entered from; `None`: the revision does not exist yet.
+#: A state follows itself only with a new epoch: another attempt, or a restage after the decision.
 ENTERED_FROM: dict[State, frozenset[State | None]] = {
     State.OPEN: frozenset({None, State.OPEN, State.PRECOMMITTED}),
     State.PRECOMMITTED: frozenset({State.OPEN}),
@@ -47,9 +47,9 @@ ENTERED_FROM: dict[State, frozenset[State | None]] = {
 
 #: Not decided yet: an attempt may be opened, an abort may win.
 UNDECIDED = frozenset({State.OPEN, State.PRECOMMITTED})
-#: At most one revision of a checkpoint is in these (R5).
+#: At most one revision of a checkpoint is in one of these (R5).
 LIVE = UNDECIDED | {State.COMMITTING}
-#: The commit point is behind it.
+#: The commit point is passed.
 DECIDED = frozenset({State.COMMITTING, State.COMMITTED, State.SUPERSEDED})
-#: Nothing moves out of these by itself.
+#: Neither runs nor recovery have anything left to do; a replacement still moves COMMITTED to SUPERSEDED.
 ENDED = frozenset({State.COMMITTED, State.SUPERSEDED, State.ABORTED})

@@ -1,7 +1,7 @@
-"""The steps of the protocol, each a function of an open transaction: the coordinator composes them.
+"""The steps of the protocol, each a function of an open transaction; the coordinator calls them.
 
-Each step is a compare-and-set on (state, epoch), and finds itself done when it is taken again. So one process may take
-several in one transaction: all of them happen, or none. Beginning has a module of its own (`core.begin`).
+Each step is a compare-and-set on (state, epoch). A step that is called again after it was done changes nothing. So one
+process may call several in one transaction: all of them happen, or none. How a revision begins is in `core.begin`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ Failed = Mapping[str, tuple[str, Hindrance]]
 
 
 class Decided(NamedTuple):
-    """A decided revision, and all that it takes to promote it."""
+    """A decided revision, and all that is needed to promote it."""
 
     revision: Revision
     participants: Sequence[Participant]
     #: The sinks whose rows are in `committed` already.
     done: Collection[str]
-    #: What the record knows of the decision, for the sinks to keep.
+    #: What the record knows of the decision; each sink keeps a copy.
     receipt: Json
-    #: What is decided and not promoted besides, in every lane.
+    #: The other revisions that are decided and not promoted yet, in every lane.
     others: Sequence[Revision] = ()
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one pipeline: its parts, by name."""
+    """The steps of one pipeline; the coordinator builds one from the pipeline's parts."""
 
     pipeline: str
     sources: Mapping[str, Source]
     sinks: Mapping[str, Sink]
     audits: Sequence[str]
     approvals: Sequence[str]
-    #: Those of the sinks that bad records go to: what they hold is no output.
+    #: The sinks that bad records go to; their rows do not count as output.
     quarantines: Collection[str]
     lease: float
     max_pending: int
 
     def claims(self, slot: str) -> dict[str, Claim]:
-        """Return what a slot has for its own: where each read and each write of it comes to."""
+        """Return the places that belong to a slot alone, one for each of its reads and writes that has such a place."""
         parts = [("read", name, source.claim) for name, source in self.sources.items()]
         parts += [("write", name, sink.claim) for name, sink in self.sinks.items()]
         found = {f"{kind} {name}": claim(slot) for kind, name, claim in parts}
@@ -62,14 +62,14 @@ class Steps:
     def open_attempt(self, tx: Transaction, revision: Revision, token: str, held: Revision | None = None) -> Revision:
         """Open the next attempt for all participants at once: a new epoch, no votes, private staging places (R7).
 
-        `held` is the revision as this transaction holds it, if it does already.
+        `held` is the revision, if this transaction holds its row already.
         """
         hit("attempt.before")
         key, epoch = revision.key, revision.epoch + 1
         held = held or tx.hold(key)
         if held.epoch == epoch and self.is_opened(tx, held, token):
-            return held  # the reply to opening it was lost
-        if held.run != revision.run:  # another run took it over, which leaves the epoch alone
+            return held  # an earlier call opened it, and its reply was lost
+        if held.run != revision.run:  # another run took it over; that does not change the epoch
             raise Fenced(fenced("attempt", revision, held))
         tx.move(key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease)
         places = self.places(tx, held, epoch, token)
@@ -80,14 +80,17 @@ class Steps:
         return tx.revision(key)
 
     def is_opened(self, tx: Transaction, held: Revision, token: str) -> bool:
-        """Say whether the attempt that is open was opened with this token."""
+        """Return True if the newest attempt was opened with this token."""
         if held.epoch == 0:
             return False
         handles = {p.name: p.handle for p in tx.participants(held.key) if p.stages}
         return handles == self.places(tx, held, held.epoch, token)
 
     def places(self, tx: Transaction, revision: Revision, epoch: int, token: str) -> dict[str, Json]:
-        """Name the staging place of each sink, and what is replaced there: live is one, so that stays what it is."""
+        """Name the staging place of each sink, and the committed output that it replaces.
+
+        That output cannot change meanwhile: at most one revision of a checkpoint is live (R5).
+        """
         key, slot = revision.key, revision.slot
         committed = self._committed(tx, revision)
         older = {p.name: p for p in tx.participants(committed.key)} if committed else {}
@@ -100,16 +103,16 @@ class Steps:
         return {name: place(name, sink) for name, sink in self.sinks.items()}
 
     def _committed(self, tx: Transaction, revision: Revision) -> Revision | None:
-        """Return the COMMITTED revision that one replaces; None: there is none.
+        """Return the COMMITTED revision that this one replaces, or None.
 
-        Only a slot may hold what was there before us, so the first revision of another checkpoint replaces nothing.
+        A first revision can replace something only in a slot: the folder that was there before, adopted as revision 0.
         """
         if revision.revision == 1 and revision.slot is None:
             return None
         return tx.committed_revision(self.pipeline, revision.checkpoint_id)
 
     def opened(self, tx: Transaction, attempt: Revision, inputs: Mapping[str, Input] | None = None) -> Opened:
-        """Return all that it takes to stage an attempt; `inputs` are what was fixed for it, if that is at hand."""
+        """Return all that is needed to stage an attempt; its `inputs` are read from the record unless given."""
         sinks = [p for p in tx.participants(attempt.key) if p.stages]
         fixed = tx.inputs(attempt.key) if inputs is None else inputs
         return Opened(attempt, sinks, fixed, tx.last_schemas(self.pipeline, list(self.sinks)))
@@ -119,8 +122,8 @@ class Steps:
     ) -> State:
         """Record votes for one attempt; the last yes makes it PRECOMMITTED.
 
-        Those `beside` them are audits of what is staged again: they are recorded with the votes, for they say nothing
-        of what stood before.
+        `beside` are audits of a restage. They are recorded together with its votes, because until then the old attempt
+        counts, and they say nothing about that one.
         """
         held = tx.hold(attempt.key)
         there = {p.name: p for p in tx.participants(attempt.key)}
@@ -130,7 +133,7 @@ class Steps:
             if held.epoch != attempt.epoch or mine is None or mine.attempt != attempt.epoch:
                 raise Fenced(fenced("vote", attempt, held))
             if mine.vote is not None and mine.vote == vote.vote:
-                continue  # said already: the reply was lost
+                continue  # this vote is recorded already; its reply was lost
             if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
                 raise Fenced(fenced("vote", attempt, held))
             handle = voted_for(mine.handle) if vote.vote else mine.handle
@@ -148,9 +151,10 @@ class Steps:
     # --- the commit point --------------------------------------------------------------------------------------------
 
     def decide(self, tx: Transaction, attempt: Revision, why: str, overtaken: str | None) -> Decided:
-        """Pass the commit point: votes checked, commit_seq taken, positions moved. The pipeline is locked.
+        """Pass the commit point: check the votes, take a commit_seq, move the positions.
 
-        `overtaken` says why a committed checkpoint cannot be replaced any more, should a later one have come.
+        The caller has locked the pipeline. `overtaken` says why a sink cannot replace a committed checkpoint once a
+        later one is decided; None: every sink can.
         """
         key = attempt.key
         held = tx.hold(key)
@@ -173,10 +177,10 @@ class Steps:
             why=why,
             commit_seq=tx.take_commit_seq(self.pipeline),
             **totals(participants, self.quarantines),
-            error=None,  # what failed before was tried again, and did not fail
+            error=None,  # an earlier failure no longer matters: this try succeeded
             lease=self.lease,
         )
-        if replaces is None:  # what was there before us has read nothing
+        if replaces is None:  # a first commit; an adopted revision 0 has moved no positions either
             self._advance(tx, key)
         hit("commit.inside")
         others = [r for r in unfinished if r.state is State.COMMITTING and r.key != key]
@@ -184,14 +188,15 @@ class Steps:
         return Decided(decided, participants, (), tx.receipt(decided, participants), others)
 
     def decided(self, tx: Transaction, key: Key) -> Decided:
-        """Return a decided revision, and all that it takes to promote it."""
+        """Return a decided revision and all that is needed to promote it."""
         revision, participants = tx.revision(key), tx.participants(key)
         return Decided(revision, participants, tx.committed(key), tx.receipt(revision, participants))
 
     def is_last(self, tx: Transaction, checkpoint_id: int, run: Run | None) -> bool:
         """Return True if no later checkpoint would keep output computed from the old revision.
 
-        Slots are unordered, so it is always true for them; a backfill through the latest replaces the later ones too.
+        Slots are unordered, so always true for them. Also true in a backfill through the latest checkpoint, because it
+        replaces the later ones too.
         """
         return (
             tx.slot(self.pipeline, checkpoint_id) is not None
@@ -200,7 +205,7 @@ class Steps:
         )
 
     def check_pending(self, unfinished: Sequence[Revision], mine: Revision) -> None:
-        """Refuse the commit point while `max_pending` others of the lane wait for promotion (R13)."""
+        """Raise TooManyPending while `max_pending` other revisions of the lane wait for promotion (R13)."""
         waiting = [r for r in in_lane(unfinished, mine) if r.key != mine.key]
         if len(waiting) >= self.max_pending:
             msg = (
@@ -223,30 +228,38 @@ class Steps:
     # --- after the commit point --------------------------------------------------------------------------------------
 
     def queue(self, tx: Transaction, mine: Revision) -> list[Revision]:
-        """Return what has to be promoted with a revision; a sink that keeps the order knows no lanes (R12)."""
+        """Return the decided revisions to promote together with this one, itself included, by commit_seq (R12).
+
+        They are those of its lane, or of all lanes if a sink needs the order of commit_seq over all of them.
+        """
         unfinished = tx.unfinished(self.pipeline)
         if any(sink.ordered for sink in self.sinks.values()):
             return [r for r in unfinished if r.state is State.COMMITTING]
         return in_lane(unfinished, mine)
 
     def record_promotion(self, tx: Transaction, key: Key, promoted: Sequence[tuple[Participant, Promotion]]) -> bool:
-        """Add rows of sinks to `committed`; the record adopts the attempt that a marker names (R10).
+        """Add the rows of sinks to `committed`; from then on the record names the attempt that the marker names (R10).
 
-        False: it is not committing any more. Somebody finished it, and may have replaced it since: touch nothing.
+        Return False and change nothing if the revision is not COMMITTING: another process finished it, and it may even
+        be replaced by now.
         """
         held = tx.hold(key)
         if held.state is not State.COMMITTING:
             return False
         for participant, promotion in promoted:
             if tx.mark_committed(key, participant.name):
-                if (held.epoch, promotion.attempt) != (participant.attempt, participant.attempt):  # it was restaged
+                # The revision was restaged: the sink may hold another attempt than the one the record names.
+                if (held.epoch, promotion.attempt) != (participant.attempt, participant.attempt):
                     self._adopt_promoted(tx, key, participant, promotion)
                 tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
             hit("promote.inside")
         return True
 
     def _adopt_promoted(self, tx: Transaction, key: Key, promoted: Participant, promotion: Promotion) -> None:
-        """Let the record say what the sink holds: a restage may have replaced what this promoter read (R10)."""
+        """Let the record name the attempt that the sink holds (R10).
+
+        A restage may have changed the participant since this promoter read it.
+        """
         attempt, manifest = promotion.attempt, promotion.manifest or promoted.manifest
         now = next(p for p in tx.participants(key) if p.name == promoted.name)
         if attempt is not None and (now.attempt, now.manifest.get("digest")) != (attempt, manifest["digest"]):
@@ -254,20 +267,20 @@ class Steps:
             tx.note(key, "adopted", f"{promoted.name}: attempt {attempt} is what the sink holds")
 
     def park(self, tx: Transaction, key: Key, failed: Failed) -> bool:
-        """Park a revision, unless somebody has finished it meanwhile: then it may be replaced and swept by now."""
+        """Park a revision; return False if another process has finished it, so that it may be replaced or swept."""
         if tx.hold(key).state is not State.COMMITTING:
             return False
         tx.park(key, *parking(failed))
         return True
 
     def finish(self, tx: Transaction, key: Key) -> Revision:
-        """Write COMMITTED once every sink has its row, superseding the older revision first (R14)."""
+        """Write COMMITTED, superseding the older revision first (R14); every sink has its row in `committed`."""
         held = tx.hold(key)
         if held.state is State.COMMITTING:
             older = self._committed(tx, held)
             if older is not None:
                 tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {key.revision}")
-            # A restage may have brought other rows.
+            # A restage may have changed the number of rows.
             found = totals(tx.participants(key), self.quarantines) if held.epoch > 1 else {}
             clear: dict[str, Any] = {"parked_reason": None, "hindrances": None, "lease": None}
             tx.move(key, State.COMMITTED, epoch=held.epoch, why="every sink promoted", **clear, **found)
@@ -295,7 +308,7 @@ class Steps:
         return tx.revision(revision.key)
 
     def release(self, tx: Transaction, checkpoint_id: int, why: str) -> None:
-        """Free the input of an aborted checkpoint, so that a later one may take it; its number is not used again."""
+        """Free the input of an aborted checkpoint, so that a later one may read it; its number is not used again."""
         tx.lock(self.pipeline)
         if not tx.release(self.pipeline, checkpoint_id, why):
             msg = (
@@ -306,9 +319,9 @@ class Steps:
 
 
 def in_lane(unfinished: Sequence[Revision], mine: Revision) -> list[Revision]:
-    """Return the decided, unpromoted revisions of a lane, by commit_seq.
+    """Return the decided, unpromoted revisions of the lane that `mine` is in, by commit_seq.
 
-    Checkpoints that follow each other share the regular lane; a slot and a replacement have one of their own.
+    Regular checkpoints without slots share one lane; each slot and each replacement has its own.
     """
     decided = [r for r in unfinished if r.state is State.COMMITTING]
     if mine.in_order:
@@ -317,15 +330,16 @@ def in_lane(unfinished: Sequence[Revision], mine: Revision) -> list[Revision]:
 
 
 def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
-    """Return what the record keeps of a parked revision: its reason in words, and the kind for each sink."""
+    """Return what the record keeps of a parked revision: the reason in words, and the hindrance of each sink."""
     reason = "; ".join(f"{sink}: {why}" for sink, (why, _) in failed.items())
     return reason, {sink: kind for sink, (_, kind) in failed.items()}
 
 
 def totals(participants: Sequence[Participant], quarantines: Collection[str]) -> dict[str, Any]:
-    """Return what the record says of a revision as a whole; what was set aside is no output.
+    """Return the rows and bytes of a revision as a whole, without the quarantines.
 
-    Each write holds the same rows; only a job of one's own, or a restage, may give one more than another.
+    Usually every sink holds the same rows. A user's own Spark job or a restage may give one more than another, so the
+    highest number counts.
     """
     manifests = [p.manifest for p in participants if p.stages and p.name not in quarantines]
     rows = max((int(manifest.get("rows", 0)) for manifest in manifests), default=0)
@@ -333,7 +347,7 @@ def totals(participants: Sequence[Participant], quarantines: Collection[str]) ->
 
 
 def _cause(tx: Transaction, ended: Revision, why: str) -> str:
-    """Say why a revision ends: first what failed, or who voted no, then how that came to end it."""
+    """Say why a revision was aborted: first the failure or the votes against it, then `why`."""
     known = ended.error
     if known is None:
         refused = [p for p in tx.participants(ended.key) if p.vote is False]
@@ -342,7 +356,7 @@ def _cause(tx: Transaction, ended: Revision, why: str) -> str:
 
 
 def fenced(what: str, mine: Revision, found: Revision) -> str:
-    """Say why a process has to stop."""
+    """Return the message of a Fenced error: what was refused, and what was found."""
     return (
         f"checkpoint {mine.key}: {what} for epoch {mine.epoch} refused,"
         f" found {found.state.lower()} at epoch {found.epoch}; nothing was changed"
