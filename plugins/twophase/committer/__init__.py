@@ -1,1 +1,1 @@
-"""Where a commit is recorded: the tables, the repository over them, the migrations."""
+"""The record in PostgreSQL: its tables, the transactions of the protocol over them, queries, migrations."""

@@ -1,4 +1,7 @@
-"""Backfills under way: what was asked for, and who does it. What is done is in the revisions themselves."""
+"""Backfills in the record: what was asked for, and by whom; `backfill` starts and ends them.
+
+How far a backfill has come is not kept here: the revisions that it made say it.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ class Backfill(NamedTuple):
 
     id: str
     created_at: datetime
-    #: Whether it was under way already.
+    #: Whether an earlier call started it.
     goes_on: bool
 
 
 def start(connection: Connection, pipeline: str, selection: Json, who: str, why: str | None) -> Backfill:
-    """Start a backfill, or go on with the same one if it has not ended."""
+    """Start a backfill, or return the unended one of the same selection."""
     new = f"backfill-{secrets.token_hex(4)}"
     row = {"id": new, "pipeline": pipeline, "selection": selection, "who": who, "why": why}
     same = (b.pipeline == pipeline) & (b.selection == selection) & b.ended_at.is_(None)
-    while True:  # the one that stands in the way may end before it is looked at
+    while True:  # the one that caused the conflict may end before it is read
         connection.execute(upsert(t.backfill).values(row).on_conflict_do_nothing())
         found = connection.execute(select(b.id, b.created_at).where(same)).first()
         if found is not None:
@@ -37,18 +40,18 @@ def start(connection: Connection, pipeline: str, selection: Json, who: str, why:
 
 
 def end(connection: Connection, which: str) -> None:
-    """End a backfill; the next one of the same selection does everything anew."""
+    """End a backfill; the next one of the same selection starts from the beginning."""
     connection.execute(update(t.backfill).where((b.id == which) & b.ended_at.is_(None)).values(ended_at=func.now()))
 
 
 def give_up(connection: Connection, pipeline: str, selection: Json) -> None:
-    """End whatever backfill of this selection is under way."""
+    """End the backfill of this selection that is under way, if there is one."""
     same = (b.pipeline == pipeline) & (b.selection == selection) & b.ended_at.is_(None)
     connection.execute(update(t.backfill).where(same).values(ended_at=func.now()))
 
 
 def checkpoints(connection: Connection, pipeline: str, first: int, last: int) -> list[tuple[int, str | None]]:
-    """Return the checkpoints of a range, each with its slot; released ones are none any more."""
+    """Return the checkpoints of a range, each with its slot, without released ones."""
     query = (
         select(c.checkpoint_id, c.slot)
         .where((c.pipeline == pipeline) & c.checkpoint_id.between(first, last) & c.released_at.is_(None))
@@ -58,9 +61,10 @@ def checkpoints(connection: Connection, pipeline: str, first: int, last: int) ->
 
 
 def has_come_to(connection: Connection, pipeline: str, checkpoint_id: int, run_id: str) -> bool:
-    """Say whether a run's backfill takes a range of checkpoints in order through the latest, and this one is next.
+    """Return True if the run's backfill goes through the latest checkpoint, and has reached this one.
 
-    The latest is what was decided when the backfill began: what is decided since came after a replay had begun.
+    The latest is the last one that was decided when the backfill began; those decided since do not count. It has
+    reached this one when it has decided a revision of every earlier checkpoint in its range.
     """
     which = run_id.rpartition(".")[0]
     asked = connection.execute(select(b.selection, b.created_at).where((b.id == which) & (b.pipeline == pipeline)))
@@ -79,7 +83,7 @@ def has_come_to(connection: Connection, pipeline: str, checkpoint_id: int, run_i
 
 
 def latest(connection: Connection, pipeline: str) -> int:
-    """Return the last checkpoint that is decided."""
+    """Return the number of the last checkpoint with a decided revision; 0: there is none."""
     query = select(func.max(r.checkpoint_id)).where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
     return connection.execute(query).scalar() or 0
 
@@ -92,7 +96,7 @@ def last_slot(connection: Connection, pipeline: str) -> str | None:
 
 
 def reads(connection: Connection) -> dict[str, set[str]]:
-    """Return which pipelines read which others' commits."""
+    """Return, for each pipeline, the pipelines whose commits it reads."""
     rows = connection.execute(select(t.pipeline.c.name, t.pipeline.c.declaration["reads"]))
     return {
         name: {read["pipeline"] for read in declared.values() if "pipeline" in read and "sink" in read}

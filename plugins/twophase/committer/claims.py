@@ -1,4 +1,4 @@
-"""Who has which place of a slot: `core.claims` says what for."""
+"""The table of claims: which checkpoint has which place; `record` and `inputs` call it, `core.claims` says why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twophase.core.claims import Claim, Claims, Holder
 
 c, k = t.claim.c, t.checkpoint.c
 
-#: The other checkpoint whose claim stands in the way of one, by the index that says so.
+#: The other checkpoint that has a claim on the same place and time; uses the index of the exclusion constraint.
 _HOLDER = text(f"""
     SELECT c.checkpoint_id, k.slot, EXISTS (SELECT FROM twophase.revision r WHERE r.pipeline = c.pipeline
         AND r.checkpoint_id = c.checkpoint_id AND r.commit_seq IS NOT NULL) AS decided
@@ -25,7 +25,7 @@ _HOLDER = text(f"""
 
 
 def claim(connection: Connection, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
-    """Give a checkpoint these places; return who has one of them already. Under the pipeline's lock."""
+    """Give a checkpoint these places, under the pipeline's lock; return who has one of them already, or None."""
     for part, wanted in claims.items():
         row = _row(pipeline, checkpoint_id, part, wanted)
         if connection.execute(select(c.checkpoint_id).where(_same(row))).first() is not None:
@@ -39,9 +39,9 @@ def claim(connection: Connection, pipeline: str, checkpoint_id: int, claims: Cla
 
 
 def unclaimed(connection: Connection, pipeline: str) -> list[tuple[int, str]]:
-    """Return the checkpoints with slots that began before there were claims; none once `claim_earlier` was called.
+    """Return the checkpoints with slots that began before claims were recorded; none once `claim_earlier` was called.
 
-    Those that are decided come first: what they hold is theirs, whoever else began it.
+    Decided ones come first, so that they get their places before undecided ones of the same place.
     """
     done = select(t.pipeline.c.claimed).where(t.pipeline.c.name == pipeline)
     if connection.execute(done).scalar_one():
@@ -52,9 +52,10 @@ def unclaimed(connection: Connection, pipeline: str) -> list[tuple[int, str]]:
 
 
 def claim_earlier(connection: Connection, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
-    """Give checkpoints of earlier days what they came to, in this order.
+    """Give checkpoints that began before claims were recorded their places, in this order.
 
-    What two have committed already the second shares; one that has committed nothing gets only what nobody has.
+    If two of them have decided revisions in one place, the second one shares it. A checkpoint without a decided
+    revision gets only places that nobody has.
     """
     rows = [
         _row(pipeline, checkpoint_id, part, wanted) for checkpoint_id, parts in claims for part, wanted in parts.items()
@@ -66,19 +67,19 @@ def claim_earlier(connection: Connection, pipeline: str, claims: Iterable[tuple[
 
 
 def free(connection: Connection, pipeline: str, checkpoint_id: int) -> None:
-    """Give up what a checkpoint has."""
+    """Delete the claims of a checkpoint."""
     connection.execute(delete(t.claim).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id)))
 
 
 def _decided(checkpoint: Any) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a table
-    """Say whether anything of a checkpoint was decided."""
+    """Return a condition: the checkpoint has a decided revision."""
     r = t.revision.c
     mine = (r.pipeline == checkpoint.pipeline) & (r.checkpoint_id == checkpoint.checkpoint_id)
     return select(1).where(mine & r.commit_seq.is_not(None)).exists()
 
 
 def _row(pipeline: str, checkpoint_id: int, part: str, wanted: Claim) -> dict[str, Any]:
-    span = Range(wanted.start, wanted.end)  # without bounds: all of the place
+    span = Range(wanted.start, wanted.end)  # without bounds: the whole place
     return {
         "pipeline": pipeline,
         "checkpoint_id": checkpoint_id,
@@ -94,5 +95,5 @@ def _same(row: dict[str, Any]) -> ColumnElement[bool]:
 
 
 def _text(span: Range[Any]) -> str:
-    """Write a range as PostgreSQL reads it."""
+    """Return a range as PostgreSQL reads it."""
     return f"[{'' if span.lower is None else span.lower},{'' if span.upper is None else span.upper})"

@@ -1,4 +1,7 @@
-"""The part of the record that is about input: checkpoints, who owns which file, how far each source has been read."""
+"""The input part of a record's transaction: checkpoints, who owns which file, how far each source has been read.
+
+`PostgresTransaction` in `record` inherits it.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,26 @@ from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
 from twophase.core.ports import Committed, Look, Move
 from twophase.core.states import State
 
-#: The columns of a claim, as `add_checkpoint` copies them.
+#: The columns of `input_file`, in the order in which `copy_files` writes them.
 CLAIM = ("pipeline", "source", *InputFile._fields, "checkpoint_id", "revision")
 
-#: How often a row is asked for whose revision is superseded at that very moment.
+#: How often to ask again for revisions that are superseded while they are read.
 TRIES = 100
 
 r = t.revision.c
 
 
 class Inputs:
-    """Rows about input within one transaction."""
+    """The methods of a transaction that are about input."""
 
     connection: Connection
     #: The checkpoints that this transaction has added, each with its slot.
     added: dict[tuple[str, int], str | None]
-    #: Of each checkpoint that was looked at, the summary of its fixed input.
+    #: Checkpoint → the summary of its fixed input, for those that were read; it never changes.
     summaries: dict[tuple[str, int], dict[str, Any]]
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
-        """Add the next checkpoint, its fixed input and its claims; return its number."""
+        """Add the next checkpoint with its fixed input, and make its input files its own; return its number."""
         summary = {source: fixed.summary() for source, fixed in inputs.items()}
         number = t.pipeline.c.next_checkpoint_id
         took = update(t.pipeline).where(t.pipeline.c.name == pipeline).values(next_checkpoint_id=number + 1)
@@ -53,19 +56,19 @@ class Inputs:
         return checkpoint_id
 
     def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
-        """Give a checkpoint what its slot comes to; return who has a part of that already."""
+        """Give a checkpoint the places of its slot; return who has one of them already, or None."""
         return slot_claims.claim(self.connection, pipeline, checkpoint_id, claims)
 
     def unclaimed(self, pipeline: str) -> list[tuple[int, str]]:
-        """Return the checkpoints with slots that began before there were claims."""
+        """Return the checkpoints with slots that began before claims were recorded."""
         return slot_claims.unclaimed(self.connection, pipeline)
 
     def claim_earlier(self, pipeline: str, claims: Iterable[tuple[int, Claims]]) -> None:
-        """Give those what their slots come to."""
+        """Give those checkpoints the places of their slots."""
         slot_claims.claim_earlier(self.connection, pipeline, claims)
 
     def fix_inputs(self, key: Key, inputs: Mapping[str, Input]) -> None:
-        """Keep what this revision alone reads: its interval's files, the revisions of another pipeline."""
+        """Record what this revision alone reads: files of its interval, revisions of another pipeline."""
         mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
         summary = {source: fixed.summary() | _counted(fixed) for source, fixed in inputs.items()}
         self.connection.execute(update(t.revision).where(mine).values(inputs=summary))
@@ -79,13 +82,13 @@ class Inputs:
             self.connection.execute(insert(t.input_revision), rows)
 
     def copy_files(self, key: Key, inputs: Mapping[str, Input], revision: int | None) -> None:
-        """Claim files for a checkpoint, or keep them as one revision's alone."""
+        """Record files as the checkpoint's own (`revision` None), or as those of one revision alone."""
         files = io.StringIO()
         rows = csv.writer(files)
         for source, fixed in inputs.items():
             rows.writerows((key.pipeline, source, *file, key.checkpoint_id, revision) for file in fixed.files)
         files.seek(0)
-        cursor: Any = self.connection.connection.cursor()  # psycopg2's: 100,000 files while the pipeline is locked
+        cursor: Any = self.connection.connection.cursor()  # COPY is fast: 100,000 files while the pipeline is locked
         cursor.copy_expert(f"COPY twophase.input_file ({', '.join(CLAIM)}) FROM STDIN (FORMAT csv)", files)
         cursor.close()
 
@@ -100,7 +103,7 @@ class Inputs:
         return taken
 
     def inputs(self, key: Key) -> dict[str, Input]:
-        """Return the fixed input of a revision, per source: the checkpoint's own, and what is this revision's alone."""
+        """Return the fixed input of a revision, per source: the checkpoint's, and the input of this revision alone."""
         files = self._files(key)
         outputs = self._outputs(key)
         upstream = self._upstreams(key)
@@ -130,7 +133,7 @@ class Inputs:
         return files
 
     def _outputs(self, key: Key) -> dict[str, list[Output]]:
-        """Return what this revision reads of other pipelines, per source, in the order of their checkpoints."""
+        """Return the outputs of other pipelines that this revision reads, per source, by their checkpoints."""
         i = t.input_revision.c
         query = select(i.source, i.upstream, i.upstream_checkpoint_id, i.upstream_revision).where(
             (i.pipeline == key.pipeline) & (i.checkpoint_id == key.checkpoint_id) & (i.revision == key.revision)
@@ -148,13 +151,13 @@ class Inputs:
         return found
 
     def _upstreams(self, key: Key) -> dict[str, Json]:
-        """Return the sinks of other pipelines that a revision reads, per source."""
+        """Return the declaration and schema of each other pipeline's sink that a revision reads, per source."""
         own = self._own(key)
         reads = {source: self._declared(source, key.pipeline) for source, fixed in own.items() if "revisions" in fixed}
         return {source: self._upstream(read["pipeline"], read["sink"]) for source, read in reads.items()}
 
     def _own(self, key: Key) -> dict[str, Any]:
-        """Return the summary of what is a revision's alone, per source."""
+        """Return the summary of the input of a revision alone, per source."""
         mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
         found: dict[str, Any] = self.connection.execute(select(r.inputs).where(mine)).scalar() or {}
         return found
@@ -175,7 +178,7 @@ class Inputs:
         return found
 
     def _promoted(self, keys: Sequence[Key], sink: str) -> list[Output]:
-        """Return what revisions put into a sink; those without it put nothing there."""
+        """Return what revisions put into a sink; a revision without that sink is left out."""
         p = t.participant.c
         query = select(p.pipeline, p.checkpoint_id, p.revision, p.attempt, p.handle, p.manifest)
         mine = tuple_(p.pipeline, p.checkpoint_id, p.revision).in_([tuple(key) for key in keys])
@@ -185,9 +188,9 @@ class Inputs:
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
         """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet.
 
-        A checkpoint is in the range of its first commit to this sink, whatever replaced it since. What it gives is its
-        committed revision, whose row is held until this transaction ends: nobody sweeps it before its reader is
-        recorded.
+        A checkpoint is in the range if its first commit to this sink is, even if it was replaced since. Returned is the
+        output of its committed revision. That row is held until this transaction ends, so nobody sweeps the output
+        before its reader is recorded.
         """
         upstream = self._upstream(pipeline, sink)
         if end is None:
@@ -212,7 +215,8 @@ class Inputs:
     def _standing(self, pipeline: str, checkpoints: set[int]) -> list[Key]:
         """Return the committed revision of each checkpoint, and hold its row.
 
-        Whoever waited for a row that was superseded meanwhile gets neither it nor its successor: ask again.
+        A query that waited for a row which was superseded meanwhile returns neither that row nor its successor; so the
+        missing ones are asked for again.
         """
         found: dict[int, Key] = {}
         for _ in range(TRIES):
@@ -241,7 +245,7 @@ class Inputs:
         return {source: _ranges(fixed) for source, fixed in self._summary(pipeline, checkpoint_id).items()}
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
-        """Count the input files of a checkpoint, per source: how many were fixed at begin, how many are its own now."""
+        """Count the input files of a checkpoint per source: how many were fixed at begin, and how many it owns now."""
         f = t.input_file.c
         mine = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id) & f.revision.is_(None)
         query = select(f.source, func.count()).where(mine)
@@ -250,7 +254,7 @@ class Inputs:
         return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
 
     def look(self, pipeline: str) -> Look:
-        """Say what time it is, and what the sources of a pipeline remember."""
+        """Return the time on the database's clock, and what the sources of a pipeline remember."""
         k = t.known_files.c
         clock = select(func.clock_timestamp().label("at")).subquery()
         query = select(clock.c.at, k.source, k.newest, k.sums).select_from(
@@ -263,9 +267,9 @@ class Inputs:
     def remember(
         self, pipeline: str, source: str, before: Known | None, after: Known, since: datetime | None = None
     ) -> None:
-        """Keep what a source knows in the place of what it knew, unless names were freed `since` it looked.
+        """Replace what a source remembers, unless that changed meanwhile or names were freed `since` it looked.
 
-        Whoever frees the name of a file forgets what is known, so nobody who looked before that can bring it back.
+        Freeing the name of a file deletes what is remembered; a source that looked before that must not restore it.
         """
         if before is None:
             statement = """
@@ -283,17 +287,17 @@ class Inputs:
         self.connection.execute(text(statement), values)
 
     def _forget(self, pipeline: str) -> None:
-        """Forget what the sources of a pipeline know: names of files are free again."""
+        """Delete what the sources of a pipeline remember, because names of files were freed."""
         self.connection.execute(delete(t.known_files).where(t.known_files.c.pipeline == pipeline))
 
     def new_files(
         self, pipeline: str, source: str, found: Sequence[InputFile], since: datetime | None = None
     ) -> list[InputFile]:
-        """Return those that no checkpoint owns; a known path that looks different now raises InputChanged.
+        """Return the files that no checkpoint owns; raise InputChanged if an owned one looks different now.
 
-        One statement whatever was found: only what is new or changed comes back. A file whose name was freed `since` it
-        was looked for has left the folder meanwhile. The error names the files that may have the same bytes, if there
-        are no others: nothing is read here, where the pipeline is locked.
+        It is one statement for any number of files; only new and changed ones come back. A file whose name was freed
+        `since` the folder was listed is left out: it has left the folder. No file is read here, because the pipeline is
+        locked. So the error names the changed files whose bytes may be the same, provided that no other changed.
         """
         query = text("""
             SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.xxh3, f.checkpoint_id
@@ -313,7 +317,7 @@ class Inputs:
         return [InputFile(row.path, row.size, row.mtime_ns) for row in rows]
 
     def keep_files(self, pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile]) -> None:
-        """Keep the checksums of fixed files, and their new times where the same bytes were written again."""
+        """Record the checksums of fixed files, and the new times of those written again with the same bytes."""
         statement = text("""
             UPDATE twophase.input_file f SET mtime_ns = n.mtime_ns, xxh3 = n.xxh3
             FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:times AS bigint[]),
@@ -327,7 +331,7 @@ class Inputs:
             self.connection.execute(statement, values)
 
     def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
-        """Return files of COMMITTED checkpoints whose names are still taken, per checkpoint."""
+        """Return the files of COMMITTED checkpoints that are not settled yet, per checkpoint."""
         f = t.input_file.c
         committed = (
             select(1)
@@ -380,12 +384,15 @@ class Inputs:
         return {sink: queries.last_schema(self.connection, pipeline, sink) for sink in sinks}
 
     def rows_before(self, key: Key, slot: str | None, sink: str) -> int | None:
-        """Return the rows that a revision's are held against: those of what it replaces, or of the commit before."""
+        """Return the row count to compare a revision's with: of what it replaces, or else of the commit before it."""
         return queries.rows_before(self.connection, key, slot, sink)
 
 
 def _refuse_changed(pipeline: str, source: str, rows: Sequence[Row[Any]]) -> None:
-    """Raise InputChanged for the first of the files that look different, with all of them if only their times do."""
+    """Raise InputChanged if there are changed files; it carries them all if each may still hold the same bytes.
+
+    A file may, if its size is the same and its checksum is known.
+    """
     said: dict[tuple[str, int], dict[InputFile, str]] = {}
     for row in rows:
         was = InputFile(row.path, row.old_size, row.old_mtime_ns, row.xxh3)
@@ -401,14 +408,14 @@ def _refuse_changed(pipeline: str, source: str, rows: Sequence[Row[Any]]) -> Non
 
 
 def _has(revision: Any, sink: str) -> ColumnElement[bool]:  # noqa: ANN401 - the columns of a revision
-    """Say whether a revision put anything into a sink."""
+    """Return a condition: the revision has output in the sink."""
     p = t.participant.c
     mine = (p.pipeline == revision.pipeline) & (p.checkpoint_id == revision.checkpoint_id)
     return select(1).where(mine & (p.revision == revision.revision) & (p.name == sink)).exists()
 
 
 def _came_before(sink: str) -> ColumnElement[bool]:
-    """Say whether an earlier revision of the checkpoint was committed to a sink: then this one replaced it there."""
+    """Return a condition: an earlier decided revision of the checkpoint has output in the sink, which was replaced."""
     earlier = t.revision.alias("earlier").c
     same = (earlier.pipeline == r.pipeline) & (earlier.checkpoint_id == r.checkpoint_id)
     return select(1).where(same & (earlier.commit_seq < r.commit_seq) & _has(earlier, sink)).exists()

@@ -1,6 +1,6 @@
-"""What people ask of the record: listings, one checkpoint whole, what a table held at some time. Read only.
+"""Queries for commands, pages and readers: listings, one checkpoint whole, what a table held at some time. Read only.
 
-Every question has an index behind it and pages by key: a million checkpoints answer as fast as a thousand.
+Every query has an index and pages by key, so a million checkpoints answer as fast as a thousand.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ COLUMNS = (
     "hindrances", "sinks", "quarantine",
 )  # fmt: skip
 
-#: Rows read at a time where a whole history is gone through.
+#: How many rows are read at a time where a whole history is read.
 PAGE = 1000
 
-#: What each sink of a revision was given, bad records apart: their write is named after the read that they came from.
+#: What each sink of a revision got. Quarantines are apart (`aside`): they are named after the read of the bad records.
 _SINKS = """
     (SELECT jsonb_object_agg(p.name, jsonb_build_object('rows', p.manifest -> 'rows', 'bytes', p.manifest -> 'bytes',
         'files', p.manifest -> 'files')) FROM twophase.participant p
@@ -53,11 +53,11 @@ class Promoted(NamedTuple):
 
     output: Output
     commit_seq: int
-    #: When retention took it away.
+    #: When it was removed because its retention was over.
     swept_at: datetime | None
 
 
-#: What the last commit of a pipeline gave to each sink.
+#: Each pipeline with its last commit, and what each sink got from it.
 _LAST = f"""
     SELECT lag.*, p.behind, last.rows AS last_rows, last.bytes AS last_bytes, last.sinks, last.quarantine
     FROM twophase.lag JOIN twophase.pipeline p ON p.name = lag.pipeline
@@ -68,7 +68,7 @@ _LAST = f"""
 
 
 def pipelines(connection: Connection) -> list[dict[str, Any]]:
-    """List the pipelines: last commit, what it gave to each sink, what is pending, failed, lacking, or behind."""
+    """List the pipelines: last commit, what each sink got from it, what is pending, failed, lacking, or behind."""
     holes = list(writes.holes(connection))
     return [
         {**row._mapping, "lacking": [str(hole) for hole in holes if hole.pipeline == row.pipeline]}
@@ -76,7 +76,7 @@ def pipelines(connection: Connection) -> list[dict[str, Any]]:
     ]
 
 
-#: How many checkpoints of each pipeline are stale: looked up from those that are marked, for most never are.
+#: How many checkpoints of each pipeline are stale; an index finds the few that are marked.
 _STALE = """
     SELECT d.pipeline, count(*) AS stale FROM twophase.revision d
     WHERE d.outdated AND d.state = 'COMMITTED' AND d.pipeline = ANY(:wanted)
@@ -109,7 +109,7 @@ def dags(connection: Connection) -> dict[str, list[str]]:
 
 
 def dags_of(connection: Connection, pipeline: str) -> list[str]:
-    """Return the DAGs that run a pipeline; none also if it is not in the record."""
+    """Return the DAGs that run a pipeline; none if it is not in the record."""
     d = t.pipeline_dag.c
     return list(connection.execute(select(d.dag_id).where(d.pipeline == pipeline).order_by(d.dag_id)).scalars())
 
@@ -128,7 +128,7 @@ def checkpoints(
     before: tuple[int, int] | int | None = None,
     limit: int = 50,
 ) -> list[dict[str, Any]]:
-    """List a pipeline's revisions, newest checkpoint first; `before` the last one's ids gives the next page."""
+    """List a pipeline's revisions, newest checkpoint first; for the next page pass the last one's ids as `before`."""
     _require(connection, pipeline)
     wanted = r.pipeline == pipeline
     if state is not None:
@@ -149,7 +149,7 @@ def revisions(connection: Connection, pipeline: str, checkpoint_id: int, limit: 
 
 
 def row_of(connection: Connection, key: Key) -> dict[str, Any]:
-    """Return one revision as a listing has it."""
+    """Return one revision with the columns of a listing."""
     return dict(connection.execute(_LISTING.where(_is(key))).one()._mapping)
 
 
@@ -181,7 +181,7 @@ def show(connection: Connection, pipeline: str, checkpoint_id: int, revision: in
 
 
 def _inputs(connection: Connection, key: Key, limit: int = 1000) -> dict[str, Any]:
-    """Return what a revision reads: the checkpoint's own, and what is this revision's alone."""
+    """Return what a revision reads: the checkpoint's input, and the input of this revision alone."""
     c, f, i = t.checkpoint.c, t.input_file.c, t.input_revision.c
     mine = _is(key)
     join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
@@ -242,7 +242,7 @@ def _require(connection: Connection, pipeline: str) -> None:
 
 
 def declaration(connection: Connection, pipeline: str) -> dict[str, Any]:
-    """Return what the record keeps of a pipeline's declaration."""
+    """Return the declaration of a pipeline, as the record keeps it."""
     _require(connection, pipeline)
     query = select(t.pipeline.c.declaration).where(t.pipeline.c.name == pipeline)
     found: dict[str, Any] = connection.execute(query).scalar_one()
@@ -263,7 +263,7 @@ def unfinished(connection: Connection) -> list[str]:
 def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | None = None) -> Iterator[Promoted]:
     """Yield what a sink holds, or held at a time or a commit_seq: one revision per checkpoint, in commit order.
 
-    It is read page by page, and no transaction is open while the caller works on one.
+    It reads page by page; no transaction is open while the caller works on a page.
     """
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
@@ -300,7 +300,7 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
 
 
 def last_schema(connection: Connection, pipeline: str, sink: str) -> list[list[str]] | None:
-    """Return the schema of the last decided revision in a sink; None: there is none yet."""
+    """Return the schema of the last decided revision in a sink, or None."""
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
@@ -315,7 +315,7 @@ def last_schema(connection: Connection, pipeline: str, sink: str) -> list[list[s
 
 
 def rows_before(connection: Connection, key: Key, slot: str | None, sink: str) -> int | None:
-    """Return the rows that a revision's are held against: those of what it replaces, or of the commit before it."""
+    """Return the row count to compare a revision's with: of what it replaces, or else of the commit before it."""
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
@@ -340,20 +340,20 @@ def rows_before(connection: Connection, key: Key, slot: str | None, sink: str) -
 def stale(
     connection: Connection, pipeline: str | None = None, checkpoint_id: int | None = None
 ) -> list[dict[str, Any]]:
-    """List the committed checkpoints that were made from revisions which were replaced since."""
+    """List the stale checkpoints: committed, and made from revisions that were replaced since."""
     return _view(connection, "stale", "pipeline, checkpoint_id, upstream_checkpoint_id", pipeline, checkpoint_id)
 
 
 def pending(
     connection: Connection, pipeline: str | None = None, checkpoint_id: int | None = None
 ) -> list[dict[str, Any]]:
-    """List what has not ended, parked ones first."""
+    """List the revisions that have not ended, parked ones first."""
     order = "parked_reason IS NULL, pipeline, checkpoint_id, revision"
     return _view(connection, "pending", order, pipeline, checkpoint_id)
 
 
 def unbegun(connection: Connection, pipeline: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """List what a run wanted to begin and could not, the newest first: it failed, or waits for its input."""
+    """List the slots that a run could not begin, the newest first: it failed, or waits for its input."""
     query = select(t.unbegun).order_by(t.unbegun.c.at.desc()).limit(limit)
     if pipeline is not None:
         query = query.where(t.unbegun.c.pipeline == pipeline)

@@ -1,4 +1,7 @@
-"""What the record knows of a decision, as one document: sinks keep it, and a record that has forgotten it reads it."""
+"""The receipt: all that the record knows of one decision, as JSON. `record` builds it, and each sink keeps it.
+
+`reconciliation` reads the receipts back when the record was restored from a backup.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from twophase.core.checkpoint import Json, Key, Participant, Revision
 
 r = t.revision.c
 
-#: How many pairs of numbers are asked for at once.
+#: How many checkpoints and revisions one statement looks up.
 BATCH = 10_000
 
 
 def receipt(connection: Connection, revision: Revision, participants: Sequence[Participant]) -> Json:
-    """Describe a decided revision whole: who, when, its input, what each participant voted for."""
+    """Return the receipt of a decided revision: its run, its times, its input, what each participant voted for."""
     key = revision.key
     c = t.checkpoint.c
     join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
@@ -44,7 +47,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
 
 
 def _adopted(connection: Connection, key: Key) -> Json | None:
-    """Describe what was in a slot's place before us: only the revision that replaces it is told to the sinks."""
+    """Return the adopted revision 0 of a checkpoint; it has no receipt itself, so it goes into those of later ones."""
     p = t.participant.c
     mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == 0)
     row = connection.execute(select(r.commit_seq, r.epoch, r.rows, r.bytes, r.committed_at).where(mine)).first()
@@ -57,7 +60,7 @@ def _adopted(connection: Connection, key: Key) -> Json | None:
 
 
 def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
-    """Describe what a revision reads: the checkpoint's own for ever, and what is this revision's alone."""
+    """Return what a revision reads: the checkpoint's input, and the input of this revision alone."""
     f, i = t.input_file.c, t.input_revision.c
     files = select(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision).where(
         (f.pipeline == key.pipeline)
@@ -65,7 +68,7 @@ def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> di
         & (f.revision.is_(None) | (f.revision == key.revision))
     )
     found = [list(row) for row in connection.execute(files.order_by(f.source, f.path))]
-    if own is None:  # nothing is this revision's alone
+    if own is None:  # this revision has no input of its own
         return {
             "inputs": inputs,
             "own_inputs": None,
@@ -86,7 +89,7 @@ def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> di
 
 
 def lacks(connection: Connection, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return those checkpoints and revisions that are not decided in the record."""
+    """Return those of the held checkpoints and revisions that are not decided in the record."""
     query = text("""
         SELECT h.checkpoint_id, h.revision
         FROM unnest(CAST(:checkpoints AS bigint[]), CAST(:revisions AS integer[])) AS h (checkpoint_id, revision)

@@ -1,6 +1,6 @@
-"""The record in PostgreSQL: rows, moved conditionally, all or nothing per transaction.
+"""`PostgresRecord`, the record of the protocol in PostgreSQL: the coordinator and its steps call its transactions.
 
-The rules are in `core.coordinator`; here is only how each primitive reads as SQL. One function moves a revision.
+The rules are in `core.steps`; this module says each primitive of `core.ports` in SQL. Only `move` changes a state.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Look, Outlook, Reach
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
-#: A lock wait is not a failure, but it must end; a stopped process must not hold a row for ever (R18).
-#: A name without a schema is PostgreSQL's own, whatever others have put where it would be looked for.
+#: Waiting for a lock is not a failure, but it must end. A stopped process must not hold a row for ever (R18).
+#: With this search_path a name without a schema is PostgreSQL's own, whatever others have created elsewhere.
 SESSION = (
     "-c lock_timeout=20s -c idle_in_transaction_session_timeout=10s -c timezone=UTC"
     " -c search_path=pg_catalog,pg_temp -c row_security=off"
 )
 
-#: Set together with a state: the column that says when it was entered.
+#: State → the column that says when it was entered; both are set together.
 ENTERED_AT = {
     State.COMMITTING: "decided_at",
     State.COMMITTED: "committed_at",
@@ -83,7 +83,7 @@ def connect(dsn: str, *, restart: Callable[[], str] | None = None) -> Engine:
 
 
 def _durable(session: Any) -> Any:  # noqa: ANN401 - psycopg2's connection
-    """Let a decision be on disk before it is acted on, whatever is usual in the database."""
+    """Make commits durable in this session, also if the database has synchronous_commit off."""
     with session, session.cursor() as cursor:
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
@@ -96,7 +96,7 @@ def _libpq(dsn: str) -> str:
 
 
 def whoami() -> str:
-    """Return who acts, for the events: a person or an account, on a machine, as a process."""
+    """Return who acts, for the events: `user@host:pid`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -123,9 +123,9 @@ class PostgresRecord:
         create: bool = False,
         upgrade: bool = False,
     ) -> PostgresRecord:
-        """Connect, and make sure that the record in there is of this code's version, if need be by making it so.
+        """Connect, and check that the record has the version of this code; create or migrate it only if told to.
 
-        `origin` is who named the database, for the error if it does not answer.
+        `origin` is the setting that named the database, for the error if it does not answer.
         """
         engine = connect(dsn, restart=restart)
         try:
@@ -144,7 +144,7 @@ class PostgresRecord:
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
-        """Open one transaction; StoreUnavailable when the server went away, also when only its reply was lost."""
+        """Open one transaction; raise StoreUnavailable if the server went away, also if only its reply was lost."""
         try:
             with self.engine.begin() as connection:
                 yield PostgresTransaction(connection, self.who)
@@ -165,19 +165,19 @@ def _one_line(error: DBAPIError) -> str:
 
 
 def is_this(key: Key) -> ColumnElement[bool]:
-    """Select one revision's row."""
+    """Return a condition: this revision's row."""
     return (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
 
 
 def _is_committed(key: Key) -> ColumnElement[bool]:
-    """Say whether a revision of ours of the same checkpoint is committed."""
+    """Return a condition: a revision of the same checkpoint is COMMITTED, other than an adopted one."""
     other = t.revision.alias("other").c
     mine = (other.pipeline == key.pipeline) & (other.checkpoint_id == key.checkpoint_id)
     return exists().where(mine & (other.revision > 0) & (other.state == State.COMMITTED))
 
 
 def to_revision(row: Any) -> Revision:  # noqa: ANN401 - a row, whatever else is in it
-    """Read a revision from a row of `REVISION`."""
+    """Build a Revision from a row of `REVISION`."""
     return Revision(
         key=Key(row.pipeline, row.checkpoint_id, row.revision),
         state=State(row.state),
@@ -209,12 +209,12 @@ REVISION = select(
 
 
 def _is_unfinished(pipeline: str) -> ColumnElement[bool]:
-    """Say whether a revision still has to go somewhere."""
+    """Return a condition: the revision is live or ABORTING."""
     return (r.pipeline == pipeline) & r.state.in_(LIVE | {State.ABORTING})
 
 
 def _is_newest(pipeline: str, slot: str | None) -> ColumnElement[bool]:
-    """Say whether a revision is one of the slot's checkpoint, or of the last one, unless that was released."""
+    """Return a condition: the revision is of the slot's checkpoint, or of the last one without a slot; not released."""
     c = t.checkpoint.alias("last").c
     wanted = (c.slot == slot) if slot is not None else c.slot.is_(None)
     newest = select(c.checkpoint_id).where((c.pipeline == pipeline) & wanted).order_by(c.checkpoint_id.desc()).limit(1)
@@ -223,14 +223,14 @@ def _is_newest(pipeline: str, slot: str | None) -> ColumnElement[bool]:
 
 
 def _order(revision: Revision) -> tuple[float, Key]:
-    """Sort the decided ones first, by commit_seq."""
+    """Return a sort key: decided revisions first, by commit_seq."""
     return (math.inf if revision.commit_seq is None else revision.commit_seq), revision.key
 
 
 def _standing(revision: Revision) -> tuple[bool, int]:
-    """Say which revision stands for its checkpoint: a decided one if there is any, then the highest.
+    """Return a sort key; the highest revision counts for its checkpoint: decided ones before others, then by number.
 
-    What was there before us (revision 0) stands for nothing: nobody has read the slot's input for it.
+    An adopted revision 0 is not a decided one here: the slot's input was not read for it.
     """
     return revision.state in DECIDED and revision.revision > 0, revision.revision
 
@@ -240,24 +240,24 @@ def _lease_until(lease: float | None) -> ColumnElement[Any] | None:
 
 
 class PostgresTransaction(Inputs):
-    """Rows of the record within one transaction."""
+    """The record within one transaction; `core.ports.Transaction` says what each method promises."""
 
     def __init__(self, connection: Connection, who: str) -> None:
-        """Work on an open transaction."""
+        """Use a connection with an open transaction."""
         self.connection = connection
         self.who = who
-        #: What this transaction holds: nobody else can change it before the end, so nobody has to look again.
+        #: The revisions whose rows this transaction holds. Nobody else can change them, so they are not read again.
         self._held: dict[Key, Revision] = {}
         self._votes: dict[Key, list[Participant]] = {}
         self.added = {}
         self.summaries = {}
-        #: Whether the locked pipeline has anything that could not begin: mostly not, so nobody has to look again.
+        #: Whether the locked pipeline has slots that could not begin; mostly not, and then `begun` has nothing to do.
         self._unbegun = False
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
     def lock(self, pipeline: str) -> Reach:
-        """Hold the pipeline's row until the end; return how far it has come."""
+        """Hold the pipeline's row until the end; return which decisions the record knows."""
         p = t.pipeline.c
         unbegun = exists().where(t.unbegun.c.pipeline == p.name)
         row = select(unbegun, p.next_commit_seq, p.behind).where(p.name == pipeline).with_for_update(of=t.pipeline)
@@ -275,17 +275,17 @@ class PostgresTransaction(Inputs):
         registry.register(self.connection, pipeline, declaration, outputs, changes)
 
     def link(self, pipeline: str, dag_id: str) -> None:
-        """Say that a DAG runs a pipeline."""
+        """Note that a DAG runs a pipeline."""
         registry.link(self.connection, pipeline, dag_id)
 
     def begun(self, pipeline: str, slot: str | None) -> None:
-        """Forget that a slot could not begin; the pipeline must be locked."""
+        """Delete the note that a slot could not begin; the pipeline must be locked."""
         u = t.unbegun.c
         if self._unbegun:
             self.connection.execute(delete(t.unbegun).where((u.pipeline == pipeline) & u.slot.in_({"", slot or ""})))
 
     def not_begun(self, pipeline: str, slot: str | None, run: Run | None, why: str, *, failed: bool) -> None:
-        """Keep why a run could not begin: it failed, or waits for its input; of no pipeline that is not entered yet."""
+        """Note why a run could not begin: it failed, or waits for its input. No-op if the pipeline is not recorded."""
         u = t.unbegun.c
         known = select(
             t.pipeline.c.name, literal(slot or ""), literal(why), literal(int(failed)), literal(self.who),
@@ -298,13 +298,13 @@ class PostgresTransaction(Inputs):
         self.connection.execute(new.on_conflict_do_update(constraint="unbegun_pkey", set_=again))
 
     def newest(self, pipeline: str, slot: str | None) -> Revision | None:
-        """Return the revision that stands for the slot's checkpoint, or the last one: a decided one if there is any."""
+        """Return the revision that counts for the slot's checkpoint, or for the last one without a slot."""
         query = REVISION.where(_is_newest(pipeline, slot))
         found = [to_revision(row) for row in self.connection.execute(query)]
         return max(found, key=_standing, default=None)
 
     def outlook(self, pipeline: str, slot: str | None) -> Outlook:
-        """Return what a run looks at before it begins."""
+        """Return what a run reads from the record before it begins."""
         k, p = t.known_files.c, t.pipeline.c
         query = select(
             func.clock_timestamp().label("at"), p.next_commit_seq, p.behind, k.source, k.newest, k.sums
@@ -317,7 +317,7 @@ class PostgresTransaction(Inputs):
         reach = Reach(rows[0].next_commit_seq, rows[0].behind)
         arms = [REVISION.where(_is_unfinished(pipeline)), REVISION.where(_is_newest(pipeline, slot))]
         both = union_all(*(arm.add_columns(literal(number).label("arm")) for number, arm in enumerate(arms)))
-        found = [(row.arm, to_revision(row)) for row in self.connection.execute(both)]  # each arm has its index
+        found = [(row.arm, to_revision(row)) for row in self.connection.execute(both)]  # each arm can use its index
         unfinished = sorted((one for arm, one in found if arm == 0), key=_order)
         newest = max((one for arm, one in found if arm == 1), key=_standing, default=None)
         return Outlook(Look(rows[0].at, known), reach, unfinished, newest)
@@ -333,7 +333,7 @@ class PostgresTransaction(Inputs):
         return self._held[key]
 
     def _changed(self, key: Key) -> None:
-        """Look again at a revision that this transaction has changed."""
+        """Forget the copy of a revision that this transaction changes, so that it is read again."""
         self._held.pop(key, None)
 
     def _one(self, key: Key | str, query: Any) -> Revision:  # noqa: ANN401 - a select over REVISION
@@ -344,11 +344,11 @@ class PostgresTransaction(Inputs):
         return to_revision(row)
 
     def unfinished(self, pipeline: str) -> list[Revision]:
-        """Return the revisions that still have to go somewhere, decided ones first, by commit_seq."""
+        """Return the revisions that are live or ABORTING, the decided ones first, by commit_seq."""
         return sorted(map(to_revision, self.connection.execute(REVISION.where(_is_unfinished(pipeline)))), key=_order)
 
     def committed_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
-        """Return the COMMITTED revision of a checkpoint."""
+        """Return the COMMITTED revision of a checkpoint, or None."""
         return self._of_checkpoint(pipeline, checkpoint_id, {State.COMMITTED})
 
     def live_revision(self, pipeline: str, checkpoint_id: int) -> Revision | None:
@@ -375,16 +375,16 @@ class PostgresTransaction(Inputs):
         return to_revision(row) if row else None
 
     def is_latest(self, pipeline: str, checkpoint_id: int) -> bool:
-        """Say whether nothing of a checkpoint with a higher number is decided."""
+        """Return True if no checkpoint with a higher number has a decided revision."""
         later = (r.pipeline == pipeline) & (r.checkpoint_id > checkpoint_id) & r.commit_seq.is_not(None)
         return self.connection.execute(select(r.commit_seq).where(later).limit(1)).first() is None
 
     def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
-        """Say whether a run's backfill began as one through the latest, and has come to this checkpoint."""
+        """Return True if the run's backfill goes through the latest checkpoint, and has reached this one."""
         return run.dag_id is None and backfills.has_come_to(self.connection, pipeline, checkpoint_id, run.run_id)
 
     def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
-        """Return the newest decided revision whose run is one of a campaign."""
+        """Return the newest decided revision of a checkpoint that a backfill made, or None."""
         mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.commit_seq.is_not(None)
         ours = r.dag_id.is_(None) & r.run_id.startswith(f"{campaign}.", autoescape=True)
         row = self.connection.execute(REVISION.where(mine & ours).order_by(r.revision.desc()).limit(1)).first()
@@ -437,9 +437,9 @@ class PostgresTransaction(Inputs):
         why: str = "",
         slot: str | None,
     ) -> Revision | None:
-        """Change one revision and tell of it in the events, in one statement; return what it is now, None: it is not.
+        """Change one revision and add the event, in one statement; return it as it is now, or None if no row matched.
 
-        Then this transaction holds it. A checkpoint's slot never changes, so the caller knows it.
+        This transaction then holds its row. The caller passes the slot, which never changes.
         """
         left = func.extract("epoch", r.lease_until - func.clock_timestamp()).label("lease_left")
         changed = change.returning(*t.revision.c, left).cte("changed")
@@ -458,7 +458,7 @@ class PostgresTransaction(Inputs):
         return found
 
     def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
-        """Add revision 0: what was there before us, COMMITTED as it is; a second time changes nothing."""
+        """Add an adopted folder as revision 0, COMMITTED as it is; a second call changes nothing."""
         self.lock(key.pipeline)
         mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id)
         if self.connection.execute(select(r.revision).where(mine & r.commit_seq.is_not(None)).limit(1)).first():
@@ -493,9 +493,10 @@ class PostgresTransaction(Inputs):
         unleased: bool = False,
         **changes: Any,  # noqa: ANN401 - columns of the revision
     ) -> bool:
-        """Move a revision by compare-and-set on state and epoch, with its event: the one place where a state changes.
+        """Move a revision by compare-and-set on state and epoch, and add the event.
 
-        True: moved now. False: it was there already, at this epoch. Otherwise Fenced, with what was found.
+        Return True if it moved now, False if it was in that state at this epoch already. Otherwise raise Fenced, with
+        what was found.
         """
         before = self.hold(key)
         allowed = ENTERED_FROM[to] - (set() if bump else {to})
@@ -521,7 +522,7 @@ class PostgresTransaction(Inputs):
         raise Fenced(msg)
 
     def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
-        """Make an undecided revision this run's, if nobody else holds a lease on it."""
+        """Give an undecided revision to this run, unless another run holds a lease on it."""
         before = self.hold(key)
         free = r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
         own = (r.run_id == run.run_id) & r.dag_id.is_not_distinct_from(run.dag_id)
@@ -545,7 +546,7 @@ class PostgresTransaction(Inputs):
             raise Fenced(msg)
 
     def acknowledge(self, key: Key, run: Run) -> None:
-        """Note that its own run saw a revision committed; another run's, or a second time, changes nothing."""
+        """Note that a revision's own run has seen it committed; from another run, or again, it changes nothing."""
         self._changed(key)
         own = (r.dag_id == run.dag_id) & (r.run_id == run.run_id)
         here = is_this(key) & own & r.committed_at.is_not(None) & r.acknowledged_at.is_(None)
@@ -554,7 +555,7 @@ class PostgresTransaction(Inputs):
             self.event(key, epoch, "acknowledged", why=f"by run {run}")
 
     def keep_job(self, key: Key, *, epoch: int, job: Json) -> None:
-        """Keep what finds the Spark job of an attempt again."""
+        """Record what is needed to find the Spark job of an attempt again."""
         self._changed(key)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(LIVE)
         if not self.connection.execute(update(t.revision).where(here).values(job=dict(job))).rowcount:
@@ -563,7 +564,7 @@ class PostgresTransaction(Inputs):
             raise Fenced(msg)
 
     def park(self, key: Key, reason: str, hindrances: Mapping[str, Hindrance]) -> None:
-        """Flag a COMMITTING revision as one that needs a person; the same reason twice is one event."""
+        """Flag a COMMITTING revision as one that needs a person; the same reason again adds no event."""
         self._changed(key)
         here = is_this(key) & (r.state == State.COMMITTING) & r.parked_reason.is_distinct_from(reason)
         flag = update(t.revision).where(here).values(parked_reason=reason, hindrances=dict(hindrances))
@@ -571,7 +572,7 @@ class PostgresTransaction(Inputs):
             self.note(key, "parked", reason)
 
     def fail(self, key: Key, *, epoch: int, run: Run | None, why: str) -> bool:
-        """Keep the last failure of an undecided revision that is still this run's; the same twice is one event."""
+        """Record the last failure of an undecided revision if it is still this run's; the same again adds no event."""
         self._changed(key)
         own = r.run_id.is_not_distinct_from(run and run.run_id) & r.dag_id.is_not_distinct_from(run and run.dag_id)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & own & r.error.is_distinct_from(why)
@@ -594,7 +595,7 @@ class PostgresTransaction(Inputs):
         to: State | None = None,
         why: str = "",
     ) -> None:
-        """Add an event, in the transaction of what it tells."""
+        """Add an event, in the transaction of the change that it is about."""
         self.connection.execute(
             insert(t.event).values(
                 **key._asdict(),
@@ -618,12 +619,12 @@ class PostgresTransaction(Inputs):
         mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
         rows = self.connection.execute(query.where(mine).order_by(p.name))
         found = [Participant(**row._mapping) for row in rows]
-        if key in self._held:  # whoever changes them holds their revision
+        if key in self._held:  # only who holds the revision's row changes its participants
             self._votes[key] = found
         return found
 
     def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
-        """Put these in the place of all participants that were there."""
+        """Replace all participants of a revision by these."""
         p = t.participant.c
         mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
         if self._votes.get(key) != []:
@@ -632,7 +633,7 @@ class PostgresTransaction(Inputs):
         self._put_participants(key, participants)
 
     def put_participant(self, key: Key, participant: Participant) -> None:
-        """Put this one in the place of the one with its name."""
+        """Replace the participant of the same name by this one, or add it."""
         self._put_participants(key, [participant])
 
     def _put_participants(self, key: Key, participants: Sequence[Participant]) -> None:
@@ -654,7 +655,7 @@ class PostgresTransaction(Inputs):
             self._votes[key] = [found[name] for name in sorted(found)]
 
     def put_votes(self, key: Key, votes: Sequence[Participant], *, epoch: int) -> None:
-        """Put these in the place of those with their names, and tell of each in the events."""
+        """Replace the participants of these names by these, with one event for each."""
         told = [
             {
                 **key._asdict(),
@@ -693,25 +694,25 @@ class PostgresTransaction(Inputs):
     # --- a record that is older than its sinks -----------------------------------------------------------------------
 
     def receipt(self, revision: Revision, participants: Sequence[Participant]) -> Json:
-        """Return all that the record knows of a decided revision, for its sinks to keep."""
+        """Return all that the record knows of a decided revision; its sinks keep it."""
         return receipts.receipt(self.connection, revision, participants)
 
     def reach(self, pipeline: str) -> Reach:
-        """Return how far the record's knowledge goes."""
+        """Return which decisions of a pipeline the record knows."""
         p = t.pipeline.c
         row = self.connection.execute(select(p.next_commit_seq, p.behind).where(p.name == pipeline)).first()
         return Reach(row.next_commit_seq, row.behind) if row else Reach(1, None)
 
     def lacks(self, pipeline: str, held: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return those checkpoints and revisions that are not decided in the record."""
+        """Return those of the held checkpoints and revisions that are not decided in the record."""
         return receipts.lacks(self.connection, pipeline, held)
 
     def say_behind(self, pipeline: str, why: str | None) -> None:
-        """Say at the pipeline that a sink holds what the record lacks; None: that is over."""
+        """Note at the pipeline that a sink holds what the record does not know; None: remove the note."""
         self.connection.execute(update(t.pipeline).where(t.pipeline.c.name == pipeline).values(behind=why))
 
     def release(self, pipeline: str, checkpoint_id: int, why: str) -> bool:
-        """Free the input of a checkpoint whose revisions are all ABORTED; twice is once."""
+        """Free the input of a checkpoint if all its revisions are ABORTED; a second call changes nothing."""
         c, f = t.checkpoint.c, t.input_file.c
         mine = (c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id)
         states = select(r.revision, r.state).where((r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id))

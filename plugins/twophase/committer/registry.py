@@ -1,4 +1,4 @@
-"""Who writes where: pipelines enter the record with their declaration, before anything of theirs runs."""
+"""Pipelines in the record: their declarations, and which locations they write; called before a pipeline runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twophase.core.errors import ConfigError
 
 Declaration = Mapping[str, Any]
 
-#: Taken while locations change hands.
+#: The advisory lock held while locations are given to pipelines.
 LOCK = int.from_bytes(b"outputs")
 
 
@@ -27,7 +27,8 @@ def register(
 ) -> None:
     """Put a declaration in the record, in the caller's transaction.
 
-    `changes(old, pending)` says in words what of it cannot follow what was there; asked once there is a checkpoint.
+    `changes(old, pending)` says in words which changes since the old one are not allowed. It is asked only once the
+    pipeline has a checkpoint.
     """
     row = upsert(t.pipeline).values(name=name, declaration=declaration).on_conflict_do_nothing()
     connection.execute(row)
@@ -47,9 +48,9 @@ def register(
 
 
 def link(connection: Connection, pipeline: str, dag_id: str) -> None:
-    """Say that a DAG runs a pipeline, in the caller's transaction; said again it changes and locks nothing.
+    """Note that a DAG runs a pipeline, in the caller's transaction; a second call changes and locks nothing.
 
-    The pipeline must be in the record already. A link stays when the DAG is gone: its commits stay too.
+    The pipeline must be in the record already. The link stays when the DAG is gone, because its commits stay too.
     """
     mine = (t.pipeline_dag.c.pipeline == pipeline) & (t.pipeline_dag.c.dag_id == dag_id)
     if connection.execute(select(t.pipeline_dag.c.dag_id).where(mine)).first() is None:
@@ -57,7 +58,7 @@ def link(connection: Connection, pipeline: str, dag_id: str) -> None:
 
 
 def give_up(connection: Connection, name: str, sink: str) -> None:
-    """Let an output's location be another's, in the caller's transaction; nothing may be on its way to it."""
+    """Free an output's location for another pipeline, in the caller's transaction; refuse while anything is pending."""
     connection.execute(select(t.pipeline).where(t.pipeline.c.name == name).with_for_update())
     if _pending(connection, name):
         msg = (
@@ -76,9 +77,10 @@ def _pending(connection: Connection, name: str) -> bool:
 
 
 def _own(connection: Connection, name: str, outputs: Mapping[str, str], *, begun: bool) -> None:
-    """Claim each output's location; one inside another would be read as part of it, so that is refused too.
+    """Record each output's location as this pipeline's; refuse one that is taken, or inside another.
 
-    What is in a table is known by the name of its write: under another one nothing there could be replaced or read.
+    A location inside another would be read as part of it. Once there are checkpoints, a location keeps the name of its
+    write: under another name its output could neither be replaced nor read.
     """
     o = t.output.c
     mine = {row.location: row.sink for row in connection.execute(select(t.output).where(o.pipeline == name))}
@@ -91,7 +93,7 @@ def _own(connection: Connection, name: str, outputs: Mapping[str, str], *, begun
                 " checkpoints are known by that name; put it back"
             )
             raise ConfigError(msg)
-    connection.execute(select(func.pg_advisory_xact_lock(LOCK)))  # two at once must not overlook each other
+    connection.execute(select(func.pg_advisory_xact_lock(LOCK)))  # two at once would not see each other's rows
     writes.declare(connection, name, {sink: location for location, sink in mine.items()}, outputs)
     connection.execute(delete(t.output).where(o.pipeline == name))
     for sink, location in outputs.items():
@@ -107,7 +109,7 @@ def _own(connection: Connection, name: str, outputs: Mapping[str, str], *, begun
 
 
 def _above(location: str) -> list[str]:
-    """Return a location and everything it is inside of, tables whose folder beside them it is inside of included."""
+    """Return a location and all that it is inside of; the folder `x.twophase` beside a table counts as its `x`."""
     parts = location.split("/")
     above = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
     return above + [path.removesuffix(".twophase") for path in above if path.endswith(".twophase")]

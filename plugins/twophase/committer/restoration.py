@@ -1,8 +1,8 @@
-"""Put forgotten decisions back into the record, from the receipts that the sinks kept of them.
+"""Put forgotten decisions back into a restored record, from the receipts in the sinks; `reconciliation` calls it.
 
-Each goes the way of every revision, OPEN to COMMITTING, under the guards of the database and with an event for each
-step. What a later revision took the place of was promoted everywhere, for only then could that one begin; it becomes
-COMMITTED and SUPERSEDED. The last one of a checkpoint is left COMMITTING: the markers say the rest, as after any crash.
+Each one goes from OPEN to COMMITTING like every revision, under the guards of the database and with an event for each
+step. A revision that a later one replaced was promoted everywhere, because only then could the later one begin; so it
+becomes COMMITTED and then SUPERSEDED. The last one of a checkpoint is left COMMITTING, and recovery finishes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twophase.core.states import DECIDED, UNDECIDED, State
 
 c, f = t.checkpoint.c, t.input_file.c
 
-#: What was read of another pipeline may have been replaced there since: whoever did that marked only whom it found.
+#: Mark a restored revision as stale if another pipeline has replaced what it read: the trigger could not mark it then.
 _OUTDATED = text("""
     UPDATE twophase.revision d SET outdated = true FROM twophase.input_revision i
         JOIN twophase.revision old ON (old.pipeline, old.checkpoint_id, old.revision)
@@ -32,7 +32,7 @@ _OUTDATED = text("""
 
 
 def restore(tx: PostgresTransaction, pipeline: str, found: list[Json], why: str) -> None:
-    """Record decisions that the record has forgotten, in their order; all of it in the caller's transaction."""
+    """Record forgotten decisions again, in the order of their receipts, in the caller's transaction."""
     for receipt in found:
         key = _key(receipt)
         _put_checkpoint(tx, receipt, why)
@@ -40,7 +40,7 @@ def restore(tx: PostgresTransaction, pipeline: str, found: list[Json], why: str)
         _put_revision(tx, receipt, why)
         _decide(tx, receipt, why)
     adopted = [receipt["adopted"]["commit_seq"] for receipt in found if receipt["adopted"]]
-    # What slots have for their own only the pipeline can say: its next begin does.
+    # claimed=False: only the pipeline's declaration says which places its slots have; its next begin claims them.
     p = t.pipeline.c
     numbers = {
         "next_commit_seq": max([0, *adopted, *(receipt["commit_seq"] for receipt in found)]) + 1,
@@ -51,13 +51,13 @@ def restore(tx: PostgresTransaction, pipeline: str, found: list[Json], why: str)
         .where(p.name == pipeline)
         .values(behind=None, claimed=False, **{name: func.greatest(p[name], value) for name, value in numbers.items()})
     )
-    # What sources remember of their folders was true of other claims.
+    # What the sources remember belongs to the owners of files as they were before.
     tx.connection.execute(delete(t.known_files).where(t.known_files.c.pipeline == pipeline))
     hit("reconcile.inside")
 
 
 def objection(tx: PostgresTransaction, receipt: Json) -> str | None:
-    """Say why a decision cannot be put back: the record has used its names for something else since."""
+    """Say why a decision cannot be put back, for example because its number was used again; None: it can."""
     key = _key(receipt)
     there = tx.connection.execute(select(t.revision).where(is_this(key))).first()
     if there is not None and there.commit_seq is not None:
@@ -71,7 +71,7 @@ def objection(tx: PostgresTransaction, receipt: Json) -> str | None:
 
 
 def _other_input(tx: PostgresTransaction, receipt: Json, *, begun: bool) -> str | None:
-    """Say that the record has given the checkpoint's number to other input since."""
+    """Say if the record has given the checkpoint's number to other input since; None: it has not."""
     key = _key(receipt)
     mine = (c.pipeline == key.pipeline) & (c.checkpoint_id == key.checkpoint_id)
     there = tx.connection.execute(select(c.inputs, c.slot).where(mine)).first()
@@ -88,7 +88,7 @@ def _other_input(tx: PostgresTransaction, receipt: Json, *, begun: bool) -> str 
 
 
 def _other_slot(tx: PostgresTransaction, receipt: Json) -> str | None:
-    """Say that the record has begun the slot under another number since."""
+    """Say if the record has begun the slot under another number since; None: it has not."""
     mine = (c.pipeline == receipt["pipeline"]) & (c.slot == receipt["slot"]) & c.released_at.is_(None)
     other = select(c.checkpoint_id).where(mine & (c.checkpoint_id != receipt["checkpoint_id"]))
     found = tx.connection.execute(other).scalar() if receipt["slot"] is not None else None
@@ -100,7 +100,7 @@ def _other_slot(tx: PostgresTransaction, receipt: Json) -> str | None:
 
 
 def _lacking(tx: PostgresTransaction, receipt: Json) -> str | None:
-    """Say which revision of another pipeline it reads that is forgotten, too."""
+    """Say which revision of another pipeline that it reads is forgotten too; None: none is."""
     for _, upstream, checkpoint_id, revision in receipt["upstream"]:
         key = Key(upstream, checkpoint_id, revision)
         if tx.connection.execute(select(r.state).where(is_this(key))).first() is None:
@@ -116,7 +116,7 @@ def _key(receipt: Json) -> Key:
 
 
 def _put_checkpoint(tx: PostgresTransaction, receipt: Json, why: str) -> None:
-    """Add the checkpoint with its claims, unless it is there; a file that it read is no earlier one's any more."""
+    """Add the checkpoint and its input files, unless it is there; earlier owners of those file names give them up."""
     key = _key(receipt)
     mine = (c.pipeline == key.pipeline) & (c.checkpoint_id == key.checkpoint_id)
     if tx.connection.execute(select(c.slot).where(mine)).first() is None:
@@ -131,7 +131,7 @@ def _put_checkpoint(tx: PostgresTransaction, receipt: Json, why: str) -> None:
 
 
 def _free_names(tx: PostgresTransaction, receipt: Json, why: str) -> None:
-    """Let names of files be free that a forgotten checkpoint took again: the earlier file was settled or released."""
+    """Free the file names that a forgotten checkpoint read: their earlier owner was settled or released by then."""
     pipeline = receipt["pipeline"]
     for source, fixed in _inputs(receipt["files"]).items():
         paths = [file.path for file in fixed.files]
@@ -151,7 +151,7 @@ def _free_names(tx: PostgresTransaction, receipt: Json, why: str) -> None:
 
 
 def _put_adopted(tx: PostgresTransaction, key: Key, adopted: Json, why: str) -> None:
-    """Add what was in the slot's place before us."""
+    """Add the adopted revision 0 of a slot, unless the checkpoint has a decided revision."""
     mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & r.commit_seq.is_not(None)
     if tx.connection.execute(select(r.revision).where(mine).limit(1)).first():
         return
@@ -167,7 +167,7 @@ def _put_adopted(tx: PostgresTransaction, key: Key, adopted: Json, why: str) -> 
 
 
 def _make_room(tx: PostgresTransaction, key: Key, why: str) -> None:
-    """End an earlier revision of the checkpoint that the record believes to be live: this one came after its end."""
+    """End an earlier revision of the checkpoint that is live in the record; it had ended before this one began."""
     live = tx.live_revision(key.pipeline, key.checkpoint_id)
     if live is None or live.key == key:
         return
@@ -185,7 +185,7 @@ def _make_room(tx: PostgresTransaction, key: Key, why: str) -> None:
 
 
 def _abort(tx: PostgresTransaction, live: Revision, why: str) -> None:
-    """Record that an undecided revision has ended; what it staged is dead, and swept."""
+    """Record that an undecided revision was aborted; a sweep removes what it staged."""
     tx.move(live.key, State.ABORTING, epoch=live.epoch, why=why, unleased=True, error=why[:1000], lease=None)
     tx.move(live.key, State.ABORTED, epoch=live.epoch, why=why)
 
@@ -211,7 +211,7 @@ def _put_revision(tx: PostgresTransaction, receipt: Json, why: str) -> None:
 
 
 def _decide(tx: PostgresTransaction, receipt: Json, why: str) -> None:
-    """Take the revision to where it was decided, with the votes, the number and the positions of that time."""
+    """Move the revision to COMMITTING, with the votes, the commit_seq and the positions of its receipt."""
     key = _key(receipt)
     held = tx.hold(key)
     voters = [Participant(**participant) for participant in receipt["participants"]]
@@ -220,7 +220,7 @@ def _decide(tx: PostgresTransaction, receipt: Json, why: str) -> None:
     for number in range(held.epoch, epoch):
         tx.move(key, state, epoch=number, why=why, bump=True)
     if held.state not in DECIDED:
-        # The votes were for several attempts, if some of it was staged again after the decision.
+        # After a restage the votes are for several attempts; the commit point needs all of them for one.
         tx.replace_participants(key, [Participant(v.name, v.kind, epoch, vote=True) for v in voters])
         if tx.hold(key).state is State.OPEN:
             tx.move(key, State.PRECOMMITTED, epoch=epoch, why=why)
@@ -233,7 +233,7 @@ def _decide(tx: PostgresTransaction, receipt: Json, why: str) -> None:
 
 
 def _advance(tx: PostgresTransaction, receipt: Json) -> None:
-    """Move the positions over the input of a checkpoint's first decision, as its commit point did (R4)."""
+    """Move the positions over the checkpoint's input, as the commit point of its first decision did (R4)."""
     key = _key(receipt)
     committed = tx.committed_revision(key.pipeline, key.checkpoint_id)
     if committed is not None and committed.revision > 0:
@@ -245,7 +245,7 @@ def _advance(tx: PostgresTransaction, receipt: Json) -> None:
 
 
 def _same_files(these: list[list[Any]], those: list[list[Any]]) -> bool:
-    """Say whether two lists of files are of the same bytes: a time may differ if they were written again."""
+    """Return True if two lists name the same files; a file's time may differ if its checksum is known and the same."""
     if len(these) != len(those):
         return False
     pairs = [[InputFile(*row[1:]) for row in pair] for pair in zip(these, those, strict=True)]
@@ -257,7 +257,7 @@ def _same_files(these: list[list[Any]], those: list[list[Any]]) -> bool:
 
 
 def _inputs(rows: list[list[Any]]) -> dict[str, Input]:
-    """Sort files by source."""
+    """Group files by source."""
     files: dict[str, list[InputFile]] = {}
     for source, *file in rows:
         files.setdefault(source, []).append(InputFile(*file))

@@ -1,4 +1,4 @@
-"""What retention takes away, by the record's own clock and state alone."""
+"""What `sweep` may remove, and what it did: by the states and the clock of the record alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twophase.core.checkpoint import Key, Revision
 from twophase.core.retention import Retention
 from twophase.core.states import ENDED, State
 
-#: How many events go at once.
+#: How many rows one statement deletes.
 BATCH = 10_000
 
-#: Whatever somebody live reads stays: its next attempt reads the same.
+#: No live revision of another pipeline reads it: otherwise that one's next attempt would read it again.
 _UNREAD = """NOT EXISTS (SELECT FROM twophase.input_revision i
     JOIN twophase.revision d ON (d.pipeline, d.checkpoint_id, d.revision) = (i.pipeline, i.checkpoint_id, i.revision)
     WHERE (i.upstream, i.upstream_checkpoint_id, i.upstream_revision) = (r.pipeline, r.checkpoint_id, r.revision)
@@ -23,7 +23,7 @@ _UNREAD = """NOT EXISTS (SELECT FROM twophase.input_revision i
 
 
 class Expired(NamedTuple):
-    """A superseded revision whose output need not be kept any longer."""
+    """A superseded revision whose retention is over."""
 
     key: Key
     superseded_at: datetime
@@ -46,7 +46,10 @@ def expired(connection: Connection, pipeline: str, retention: Retention) -> list
 
 
 def mark_swept(connection: Connection, key: Key) -> bool:
-    """Record that a superseded revision's output goes; False: it has gone already, or somebody began to read it."""
+    """Record that a superseded revision is swept, before its output is removed.
+
+    False: it was swept already, or a live revision reads it by now.
+    """
     statement = text(f"""
         UPDATE twophase.revision r SET swept_at = clock_timestamp(), leftovers = true
         WHERE r.pipeline = :pipeline AND r.checkpoint_id = :checkpoint_id AND r.revision = :revision
@@ -57,7 +60,7 @@ def mark_swept(connection: Connection, key: Key) -> bool:
 def suspects(connection: Connection, pipeline: str) -> list[Revision]:
     """List the revisions whose attempts may have left something that no sweep has looked for yet.
 
-    One that went well with its first attempt is never among them: what it staged is what it promoted.
+    A revision that was promoted from its first attempt left nothing, so it is not among them.
     """
     query = text("""
         SELECT checkpoint_id, revision, state, epoch, swept_at IS NOT NULL AS swept FROM twophase.revision
@@ -71,7 +74,7 @@ def suspects(connection: Connection, pipeline: str) -> list[Revision]:
 
 
 def mark_clean(connection: Connection, revisions: Collection[Revision]) -> None:
-    """Record that nothing is left of the attempts of revisions that have ended, unless one was moved meanwhile."""
+    """Record that nothing is left of the attempts of ended revisions; one that changed meanwhile is not marked."""
     statement = text("""
         UPDATE twophase.revision r SET leftovers = false
         FROM unnest(CAST(:pipelines AS text[]), CAST(:checkpoints AS bigint[]), CAST(:revisions AS int[]),
@@ -92,37 +95,37 @@ def mark_clean(connection: Connection, revisions: Collection[Revision]) -> None:
         connection.execute(statement, values)
 
 
-#: By the time of the statement, not of each row, so that an index answers.
+#: `now()` is one value per statement, so an index can be used.
 _OLD_EVENTS = """SELECT e.id FROM twophase.event e
     JOIN twophase.revision r ON (r.pipeline, r.checkpoint_id, r.revision) = (e.pipeline, e.checkpoint_id, e.revision)
     WHERE e.pipeline = :pipeline AND e.at <= now() - CAST(:age AS interval)
       AND r.state IN ('COMMITTED', 'SUPERSEDED', 'ABORTED')"""
 
 
-#: What could not begin and was not tried again since; a later try brings it back.
+#: Slots that could not begin and were not tried again for a time; a later try adds them again.
 _OLD_UNBEGUN = """SELECT u.slot FROM twophase.unbegun u
     WHERE u.pipeline = :pipeline AND u.at <= now() - CAST(:age AS interval)"""
 
 
 def old_events(connection: Connection, pipeline: str, age: timedelta) -> int:
-    """Count the events of ended revisions that are older than an age."""
+    """Count the events of ended revisions that are older than `age`."""
     return _count(connection, _OLD_EVENTS, pipeline, age)
 
 
 def delete_events(connection: Connection, pipeline: str, age: timedelta) -> int:
-    """Delete some of those; return how many. What another sweep deletes just now is left to it."""
+    """Delete a batch of those; return how many. Rows that another sweep deletes just now are skipped."""
     some = f"{_OLD_EVENTS} ORDER BY e.at LIMIT {BATCH} FOR UPDATE OF e SKIP LOCKED"
     statement = text(f"DELETE FROM twophase.event WHERE id IN ({some})")  # noqa: S608 - no user's text
     return int(connection.execute(statement, {"pipeline": pipeline, "age": age}).rowcount)
 
 
 def old_unbegun(connection: Connection, pipeline: str, age: timedelta) -> int:
-    """Count the slots that could not begin and were last tried longer ago than an age."""
+    """Count the slots that could not begin and were last tried longer ago than `age`."""
     return _count(connection, _OLD_UNBEGUN, pipeline, age)
 
 
 def delete_unbegun(connection: Connection, pipeline: str, age: timedelta) -> int:
-    """Delete some of those; return how many. One that is tried just now stays."""
+    """Delete a batch of those; return how many. One that is being tried just now stays."""
     some = f"{_OLD_UNBEGUN} ORDER BY u.at LIMIT {BATCH} FOR UPDATE SKIP LOCKED"
     statement = text(f"DELETE FROM twophase.unbegun WHERE pipeline = :pipeline AND slot IN ({some})")  # noqa: S608 - no user's text
     return int(connection.execute(statement, {"pipeline": pipeline, "age": age}).rowcount)

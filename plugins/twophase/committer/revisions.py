@@ -1,4 +1,4 @@
-"""Revisions as upkeep looks for them: sweep, verify, diff and hand-over. Read only."""
+"""Queries over revisions for sweep, verify, diff and hand-over. Read only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_checkpoints(engine: Engine, pipeline: str, checkpoints: Collection[int]) 
 
 
 def newest(connection: Connection, pipeline: str) -> Key | None:
-    """Return the newest revision of a pipeline, whose events keep what was done to it."""
+    """Return the newest revision of a pipeline; events about the pipeline as a whole are kept with it."""
     query = select(r.pipeline, r.checkpoint_id, r.revision).where(r.pipeline == pipeline)
     row = connection.execute(query.order_by(r.checkpoint_id.desc(), r.revision.desc()).limit(1)).first()
     return Key(*row) if row else None
@@ -37,7 +37,7 @@ def committed(engine: Engine, pipeline: str) -> int:
 
 
 def voted(engine: Engine, pipeline: str, sink: str, checkpoints: Collection[int]) -> Mapping[Key, int]:
-    """Return the attempt of each revision that counts in a sink; what a restage replaces, until its vote (R10)."""
+    """Return each revision's attempt that counts in a sink; during a restage the old one does, until the vote (R10)."""
     standing = func.coalesce(p.handle["standing"]["attempt"].as_integer(), p.attempt).label("attempt")
     query = select(p.checkpoint_id, p.revision, standing).where(
         (p.pipeline == pipeline) & (p.name == sink) & p.checkpoint_id.in_(checkpoints)
@@ -47,7 +47,7 @@ def voted(engine: Engine, pipeline: str, sink: str, checkpoints: Collection[int]
 
 
 def places(engine: Engine, pipeline: str, sink: str) -> list[Output]:
-    """Return the places of what may be visible in a sink: all that is committed or on its way."""
+    """Return the outputs that may be visible in a sink: of revisions that are COMMITTING or COMMITTED."""
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
         select(r.checkpoint_id, r.revision, p.handle)

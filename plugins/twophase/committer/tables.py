@@ -1,7 +1,8 @@
-"""The record as tables (schema `twophase`). Migrations make them; a test proves that both agree.
+"""The tables of the record (schema `twophase`), for the queries of this package.
 
-The database repeats the rules of the protocol, so that a bug in Python cannot record an impossible history: CHECKs and
-partial unique indexes here, and triggers in the migrations for what looks at two rows or at the row before.
+Migrations create them; a test proves that both agree. The database repeats the rules of the protocol, so that a bug in
+Python cannot record an impossible history: with CHECKs and partial unique indexes here, and with triggers in the
+migrations where a rule compares two rows, or a row with its earlier value.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ pipeline = Table(
     Column("next_commit_seq", BigInteger, nullable=False, server_default=text("1")),
     _now("created_at"),
     _now("updated_at"),
-    #: Whether the slots that began before there were claims have theirs.
+    #: Whether the slots that began before claims were recorded have theirs.
     Column("claimed", Boolean, nullable=False, server_default=text("false")),
-    #: Which sinks hold what this record has forgotten; no run begins before a person has decided.
+    #: Which sinks hold what this record has forgotten; no run begins before a person has reconciled them.
     Column("behind", Text),
     CheckConstraint("name ~ '^[a-z][a-z0-9_]*$'", name="name"),
     CheckConstraint("next_checkpoint_id > 0 AND next_commit_seq > 0", name="ids"),
 )
 
-#: Who writes where: one location belongs to one sink of one pipeline.
+#: Which pipeline writes where: one location belongs to one sink of one pipeline.
 output = Table(
     "output",
     metadata,
@@ -76,13 +77,13 @@ output = Table(
     Index("output_one_per_sink", "pipeline", "sink", unique=True),
 )
 
-#: From which checkpoint on a write takes part; one that was dropped is kept, for it is still in older checkpoints.
+#: Since which checkpoint a write takes part; a dropped write stays, because older checkpoints have it.
 write = Table(
     "write",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    #: The first checkpoint and the first decision since it was added or moved; 1: it lacks nothing.
+    #: The next checkpoint and commit_seq at the time when it was added or moved; 1: it lacks nothing.
     Column("since", BigInteger, nullable=False),
     Column("since_seq", BigInteger, nullable=False),
     #: The last checkpoint before it was dropped.
@@ -90,7 +91,7 @@ write = Table(
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
 )
 
-#: Which DAGs run a pipeline: who may read one of them may see the pipeline's commits.
+#: Which DAGs run a pipeline; whoever may read one of them may see the pipeline's commits.
 pipeline_dag = Table(
     "pipeline_dag",
     metadata,
@@ -98,7 +99,7 @@ pipeline_dag = Table(
     Column("dag_id", Text, primary_key=True),
     _now("linked_at"),
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
-    # the pipelines of one DAG, or of the DAGs that somebody may read
+    # finds the pipelines of one DAG, or of the DAGs that a user may read
     Index("pipeline_dag_by_dag", "dag_id", "pipeline"),
 )
 
@@ -121,15 +122,15 @@ checkpoint = Table(
         unique=True,
         postgresql_where=text("slot IS NOT NULL AND released_at IS NULL"),
     ),
-    # the last checkpoint of an ordered pipeline, however many slots there are
+    # finds the last checkpoint without a slot, however many slots there are
     Index("checkpoint_without_slot", "pipeline", "checkpoint_id", postgresql_where=text("slot IS NULL")),
 )
 
-#: What is the same for claims on one place: a range of one number, for GiST by itself compares no texts.
+#: A place as a range of one number, its hash: GiST alone cannot compare texts.
 _PLACE_HASH = "hashtextextended((pipeline || '/' || part || '/' || place), 0)"
 CLAIM_KEY = f"int8range({_PLACE_HASH}, {_PLACE_HASH}, '[]')"
 
-#: What a slot has for its own: where its reads and writes come to.
+#: Which places belong to a checkpoint's slot, for its reads and writes.
 claim = Table(
     "claim",
     metadata,
@@ -137,12 +138,12 @@ claim = Table(
     Column("checkpoint_id", BigInteger, primary_key=True, autoincrement=False),
     Column("part", Text, primary_key=True),
     Column("place", Text, primary_key=True),
-    #: Which times of the place; without bounds all of it.
+    #: Which times of the place; without bounds the whole place.
     Column("span", TSTZRANGE, primary_key=True),
-    #: Two checkpoints had it before there were claims.
+    #: Another checkpoint has the same place, since before claims were recorded.
     Column("shared", Boolean, nullable=False, server_default=text("false")),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
-    # prevents two slots from reading or writing the same
+    # prevents two slots from reading or writing the same place
     ExcludeConstraint(
         (text(CLAIM_KEY), "&&"), ("span", "&&"), where=text("NOT shared"), using="gist", name="claim_one_owner"
     ),
@@ -158,9 +159,9 @@ input_file = Table(
     Column("mtime_ns", BigInteger, nullable=False),
     Column("checkpoint_id", BigInteger, nullable=False),
     _time("gone_at"),
-    # NULL: the checkpoint's own for ever; otherwise only what this revision found in its interval
+    # NULL: the checkpoint owns the file for ever; otherwise this revision alone found it in its interval
     Column("revision", Integer),
-    # the checksum of its bytes, where that costs little: the same bytes written again are no change
+    # the checksum of its bytes, if an attempt computed it: the same bytes written again are no change
     Column("xxh3", Text),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     # prevents a file from being read by two checkpoints; a name is free again once its file was archived or deleted
@@ -184,11 +185,11 @@ input_file = Table(
         postgresql_where=text("revision IS NOT NULL"),
     ),
     Index("input_file_by_checkpoint", "pipeline", "checkpoint_id", "source"),
-    # what has left its folder since somebody looked
+    # finds what has left its folder since a source looked
     Index("input_file_gone", "pipeline", "source", "gone_at", postgresql_where=text("gone_at IS NOT NULL")),
 )
 
-#: What a source remembers of the files that all have an owner: a look at its folder is held against that first.
+#: What a source remembers of files that checkpoints own; it compares a listing of its folder with that first.
 known_files = Table(
     "known_files",
     metadata,
@@ -223,16 +224,16 @@ revision = Table(
     Column("run_id", Text),
     #: What this revision alone reads: an interval's files, another pipeline's revisions.
     Column("inputs", JSONB),
-    #: When retention took its output away; only of a superseded one.
+    #: When its output was removed, because its retention was over; only if it is SUPERSEDED.
     _time("swept_at"),
-    #: What finds the Spark job of an attempt again that outlives its submitter.
+    #: What is needed to find the Spark job of an attempt again, if the job can outlive the task that submitted it.
     Column("job", JSONB),
-    #: Of a parked one: sink → what stands in its way.
+    #: If it is parked: sink → its hindrance.
     Column("hindrances", JSONB(none_as_null=True)),
     _time("aborted_at"),
-    #: Aborted, nothing of its checkpoint is committed, and no later revision has taken it again.
+    #: Aborted, and its checkpoint has no committed and no later revision, and was not released.
     Column("failed", Boolean, nullable=False, server_default=text("false")),
-    #: Whether a sweep has yet to look for what its attempts left.
+    #: Whether a sweep still has to look for what its attempts left.
     Column("leftovers", Boolean, nullable=False, server_default=text("true")),
     #: Whether a revision of another pipeline that it reads was replaced since; a trigger sets it.
     Column("outdated", Boolean, nullable=False, server_default=text("false")),
@@ -270,11 +271,11 @@ revision = Table(
         unique=True,
         postgresql_where=text("state = 'COMMITTED'"),
     ),
-    # prevents two decisions with one number; also the way to "as of", and to the newest schema
+    # prevents two decisions with one number; also finds what a table held "as of", and its newest schema
     Index(
         "revision_commit_seq", "pipeline", "commit_seq", unique=True, postgresql_where=text("commit_seq IS NOT NULL")
     ),
-    # what recovery looks at: a handful of rows, however long the history
+    # finds what recovery looks at: a few rows, however long the history is
     Index(
         "revision_unfinished",
         "pipeline",
@@ -284,14 +285,14 @@ revision = Table(
     ),
     Index("revision_by_state", "pipeline", "state", "checkpoint_id", "revision"),
     Index("revision_by_run", "dag_id", "run_id", postgresql_where=text("dag_id IS NOT NULL")),
-    # what retention looks at: what was replaced and is still there, the oldest first
+    # finds what retention looks at: superseded revisions that are not swept, the oldest first
     Index(
         "revision_unswept",
         "pipeline",
         "superseded_at",
         postgresql_where=text("state = 'SUPERSEDED' AND swept_at IS NULL"),
     ),
-    # what a sweep looks at: not what went well the first time, and not what an earlier sweep has done with
+    # finds what a sweep looks at: neither revisions promoted from their first attempt, nor those swept clean before
     Index(
         "revision_leftovers",
         "pipeline",
@@ -299,25 +300,25 @@ revision = Table(
         "revision",
         postgresql_where=text("leftovers AND (epoch > 1 OR state IN ('ABORTING', 'ABORTED') OR swept_at IS NOT NULL)"),
     ),
-    # what is stale
+    # finds stale checkpoints
     Index(
         "revision_outdated",
         "pipeline",
         "checkpoint_id",
         postgresql_where=text("outdated AND state = 'COMMITTED'"),
     ),
-    # what failed since the last commit, and what failed last
+    # finds what failed since the last commit, and what failed last
     Index("revision_aborted", "pipeline", "aborted_at", postgresql_where=text("aborted_at IS NOT NULL")),
-    # the checkpoints that stand failed, however many failed and were taken again
+    # finds the checkpoints whose last revision failed, however many failed and succeeded later
     Index("revision_failed", "pipeline", "checkpoint_id", postgresql_where=text("failed")),
 )
 
-#: What a run wanted to begin and could not: it waits for its input (no failures), or it failed. Gone once it begins.
+#: Slots that a run could not begin: it waits for input (no failures), or it failed. The row goes when the slot begins.
 unbegun = Table(
     "unbegun",
     metadata,
     Column("pipeline", Text, primary_key=True),
-    #: Empty: of no slot.
+    #: Empty: the pipeline has no slots.
     Column("slot", Text, primary_key=True),
     Column("why", Text, nullable=False),
     Column("failures", Integer, nullable=False),
@@ -327,11 +328,11 @@ unbegun = Table(
     Column("dag_id", Text),
     Column("run_id", Text),
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
-    # what retention is over for
+    # finds what retention is over for
     Index("unbegun_by_time", "pipeline", "at"),
 )
 
-#: Which revisions of another pipeline a revision reads: what makes it stale, and keeps those from being swept.
+#: Which revisions of another pipeline a revision reads: replacing one makes it stale; while it is live none is swept.
 input_revision = Table(
     "input_revision",
     metadata,
@@ -369,7 +370,7 @@ participant = Table(
     CheckConstraint("attempt > 0", name="attempt"),
 )
 
-#: The committer table, in Flink's shape. Promoted is a row here, nowhere else; rows are never deleted (R6).
+#: The committer table, with Flink's columns. Only a row here says that a sink has promoted; none is ever deleted (R6).
 committed = Table(
     "committed",
     metadata,
@@ -412,11 +413,11 @@ event = Table(
     Column("why", Text),
     ForeignKeyConstraint(_REVISION_KEY, [revision.c.pipeline, revision.c.checkpoint_id, revision.c.revision]),
     Index("event_by_revision", "pipeline", "checkpoint_id", "id"),
-    # what retention looks at
+    # finds what retention looks at
     Index("event_by_age", "pipeline", "at"),
 )
 
-#: A backfill under way: whoever asks for the same again goes on with it.
+#: Backfills; who asks for the same selection again goes on with the one that has not ended.
 backfill = Table(
     "backfill",
     metadata,
@@ -428,7 +429,7 @@ backfill = Table(
     _now("created_at"),
     _time("ended_at"),
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
-    # prevents one and the same backfill from being under way twice
+    # prevents two backfills of one selection at the same time
     Index(
         "backfill_one_under_way",
         "pipeline",

@@ -1,4 +1,7 @@
-"""Bring a database's record to the version of this code: under an advisory lock, in one transaction."""
+"""Migrate a record to the version of this code, in one transaction under an advisory lock.
+
+Opening a record and `twophase db upgrade` call it.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection, Engine
 
-#: The version of the record that this code expects: the last of the migrations, in order.
+#: All migrations in order; the last one is the version of the record that this code expects.
 VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
 HEAD = VERSIONS[-1]
 
-#: One number for everybody who migrates this record ("twophase" in bytes, cut to 63 bits).
+#: The advisory lock of every process that migrates this record ("twophase" in bytes, cut to 63 bits).
 LOCK = int.from_bytes(b"twophase") & (2**63 - 1)
 
 
 def current(connection: Connection) -> str | None:
     """Return the version of the record in a database; None: there is none."""
-    # not to_regclass: that answers from the session's cache, also after another process made the table
+    # not to_regclass: it answers from the session's cache, which may be older than the table
     there = text("""SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'twophase' AND c.relname = 'schema_version'""")
     if connection.execute(there).first() is None:
@@ -34,7 +37,7 @@ def current(connection: Connection) -> str | None:
 
 
 def check(connection: Connection) -> None:
-    """Raise ConfigError unless the record in a database is of this code's version."""
+    """Raise ConfigError unless the record in a database has the version of this code."""
     found = current(connection)
     if found == HEAD:
         return
@@ -55,7 +58,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
         before = current(connection)
         if before != HEAD:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-            before = current(connection)  # another process may have done it meanwhile
+            before = current(connection)  # another process may have migrated it meanwhile
             _refuse_newer(before)
         if before is None:
             _refuse_other_encodings(connection)
@@ -70,7 +73,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
 
 
 def _refuse_other_encodings(connection: Connection) -> None:
-    """Make no record where a path or a reason may have letters that the database lacks."""
+    """Refuse a database that is not in UTF8: it could not keep every path or reason."""
     found = connection.execute(text("SELECT current_setting('server_encoding')")).scalar_one()
     if found != "UTF8":
         msg = f"committer database: expected the encoding UTF8, found {found}; make one with ENCODING 'UTF8'"

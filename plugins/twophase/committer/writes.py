@@ -1,7 +1,8 @@
-"""From which checkpoint on each write of a pipeline takes part, and which committed ones it lacks.
+"""Since which checkpoint each write of a pipeline takes part, and which committed checkpoints it lacks.
 
-A write that is added, or moved to another place, holds what is committed from then on; what was committed before is not
-there until a backfill runs it again. A write that is dropped keeps what it has, and gets nothing more.
+`registry` notes it; commands and pages show it. A write that is added, or moved to another place, holds what is
+committed from then on. It lacks what was committed before until a backfill runs that again. A write that is dropped
+keeps what it has, and gets nothing more.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from twophase.committer import tables as t
 
 w = t.write.c
 
-#: Stretches of checkpoints that are named.
+#: How many stretches of lacking checkpoints are named at most.
 NAMED = 10
-#: Checkpoints that are looked for: a page must not read a long history to say that all of it is lacking.
+#: How many lacking checkpoints are looked for at most: a page must not read a long history.
 MOST = 1000
 
-#: The committed checkpoints that a write lacks: it had no part in them, or had it in another place. What was there
-#: before us (revision 0) was never a pipeline's output.
+#: The committed checkpoints that a write lacks: it took no part in them, or it did in another place. Revision 0 does
+#: not count: an adopted folder is no output of the pipeline.
 _LACKING = """
     FROM twophase.revision r WHERE r.pipeline = :pipeline AND r.state = 'COMMITTED' AND r.revision > 0
         AND r.checkpoint_id < :since AND (r.commit_seq < :since_seq OR NOT EXISTS (
@@ -34,28 +35,28 @@ _STRETCHES = text(f"""
 
 
 class Hole(NamedTuple):
-    """What a write lacks."""
+    """The committed checkpoints that one write lacks."""
 
     pipeline: str
     name: str
-    #: The first checkpoint that it took part in, where it is now.
+    #: The first checkpoint since it was added or moved.
     since: int
-    #: The stretches that are lacking, `1..3` or `7`; only the first ones, and then `…`.
+    #: The lacking stretches, like `1..3` or `7`; if there are many, the first ones and `…`.
     stretches: tuple[str, ...]
 
     @property
     def checkpoints(self) -> str:
-        """Name what is not there."""
+        """Name the lacking checkpoints."""
         one = len(self.stretches) == 1 and ".." not in self.stretches[0]
         return f"checkpoint{'' if one else 's'} {','.join(self.stretches)}"
 
     @property
     def command(self) -> str:
-        """Return what fills the first stretch, and runs nothing again that is not lacking."""
+        """Return the backfill command that fills the first stretch, and nothing else."""
         return f"twophase backfill {self.pipeline} --checkpoints {self.stretches[0]}"
 
     def __str__(self) -> str:
-        """Say what is not there, and since when the write is."""
+        """Say which checkpoints it lacks, and when it was added or moved."""
         return f"{self.name}: {self.checkpoints} not there, added or moved at {self.since}; a backfill fills it"
 
 
@@ -67,12 +68,12 @@ class Dropped(NamedTuple):
     until: int
 
     def __str__(self) -> str:
-        """Say how far the write came."""
+        """Say up to which checkpoint it was written."""
         return f"{self.name}: not declared any more, nothing goes there after checkpoint {self.until}"
 
 
 def declare(connection: Connection, pipeline: str, old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    """Note which writes come and go, by their places; the pipeline's row is held."""
+    """Note which writes were added, moved or dropped, comparing their places; the caller holds the pipeline's row."""
     p = t.pipeline.c
     at = connection.execute(select(p.next_checkpoint_id, p.next_commit_seq).where(p.name == pipeline)).one()
     now = {"since": at.next_checkpoint_id, "since_seq": at.next_commit_seq, "until": None}
@@ -89,7 +90,7 @@ def declare(connection: Connection, pipeline: str, old: Mapping[str, str], new: 
 
 
 def holes(connection: Connection, wanted: Collection[str] | None = None) -> Iterator[Hole]:
-    """Yield what the writes of some pipelines, or of all, lack; one that was there from the first on costs nothing."""
+    """Yield what the writes of some pipelines, or of all, lack; writes that were there from the start cost nothing."""
     late = select(t.write).where(w.until.is_(None) & (w.since > 1)).order_by(w.pipeline, w.name)
     if wanted is not None:
         late = late.where(w.pipeline.in_(wanted))
@@ -102,20 +103,20 @@ def holes(connection: Connection, wanted: Collection[str] | None = None) -> Iter
 
 
 def dropped(connection: Connection, pipeline: str) -> list[Dropped]:
-    """Return the writes that are not declared any more, of those that took part in anything."""
+    """Return the writes that are not declared any more and that took part in some checkpoint."""
     gone = select(w.name, w.until).where((w.pipeline == pipeline) & (w.until >= w.since))
     return [Dropped(row.name, row.until) for row in connection.execute(gone.order_by(w.name))]
 
 
 def settle(connection: Connection, pipeline: str) -> None:
-    """Note which writes lack nothing any more: nobody has to look again."""
+    """Note which writes lack nothing any more, so that `holes` need not look again."""
     lacking = {hole.name for hole in holes(connection, [pipeline])}
     whole = (w.pipeline == pipeline) & w.until.is_(None) & (w.since > 1) & w.name.not_in(lacking)
     connection.execute(update(t.write).where(whole).values(since=1, since_seq=1))
 
 
 def lacking(connection: Connection, pipeline: str, checkpoint: Mapping[str, Any]) -> list[str]:
-    """Return the writes that lack one committed revision, as `show` has it."""
+    """Return the writes that lack one committed revision; `checkpoint` is as `queries.show` returns it."""
     if checkpoint["commit_seq"] is None or not checkpoint["revision"]:
         return []
     there = {participant["name"] for participant in checkpoint["participants"]}
