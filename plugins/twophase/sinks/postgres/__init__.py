@@ -1,1 +1,1 @@
-"""A table in PostgreSQL."""
+"""The PostgreSQL sink: a table in a PostgreSQL database."""

@@ -1,11 +1,13 @@
-"""Would the target take what is staged? Asked before the vote: after the commit point nobody can say no any more.
+"""Checks before the vote that the target will accept the staged rows: after the commit point nobody can say no.
+
+`Postgres.check` calls it. What could refuse the promotion, and how that is found out:
 
     NOT NULL and CHECK      one query over the staged rows
     all else that could     a trial: the very promotion, in a transaction that is rolled back. Foreign keys, unique and
     refuse a row            exclusion constraints, partitions, triggers, rules, and attached partitions: each depends on
-                            what the promotion takes out, changes and puts in, so nothing but the promotion tells.
-                            Expressions too, of indexes and generated columns, and what may be too long for an index
-    what is made, dropped   a trial of these statements alone, where the table is new or event triggers are
+                            what the promotion takes out, changes and puts in, so only the promotion itself can tell.
+                            The same for expressions of indexes and generated columns, and for long index entries
+    CREATE and DROP         a trial of these statements alone, if the table is new or there are event triggers
 
 A target that has nothing of the second kind is not touched before the promotion.
 """
@@ -27,25 +29,25 @@ from twophase.storage import database
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
-#: How often a trial waits for a lock (`LOCK_TIMEOUT`) before the attempt fails: what was staged cost more than a wait.
+#: How often a trial waits for a lock (`LOCK_TIMEOUT`) before the attempt fails: staging again would cost more.
 TRIES = 6
 _REMEDY = "correct it in the transform, or alter the table"
-#: Of a row, so much is shown.
+#: How many characters of a row an error shows.
 _CHARACTERS = 300
-#: An entry that is no longer than so much of a page gets into any index: B-trees want three in each.
+#: An index entry of up to a page divided by this always fits: a B-tree needs room for three in each page.
 _ENTRIES = 4
 
 Trial = Callable[[Any], None]
 
 
 class Acceptance:
-    """The staged rows of one promotion, held against its target."""
+    """Checks the staged rows of one promotion against its target."""
 
     def __init__(self, promoter: PostgresPromoter) -> None:
-        """Take the promotion that is to come."""
+        """Name the promotion that is to be made later."""
         self.promoter = promoter
         self.which = f"checkpoint {promoter.key}: table {promoter.target}"
-        #: Whether what is retracted may come by what is staged and not promoted yet.
+        #: Whether rows to be retracted may still arrive, by another output that is staged and not promoted yet.
         self._is_early = False
 
     def check(self) -> None:
@@ -56,14 +58,14 @@ class Acceptance:
             self._try_out(trial)
 
     def _look(self, cursor: Any) -> Trial | None:  # noqa: ANN401 - a cursor
-        """Check what can be asked for; return the trial of what else could refuse."""
+        """Check all that queries can find out; return the trial to make for the rest, None if none is needed."""
         promoter = self.promoter
         found = catalog.kind_of(cursor, promoter.target)
         self._is_early = promoter.mode.name == "retract" and promoter.comes_after_staged(cursor)
         with self._told():
             promoter.check_there(cursor)
-        if found is None:  # the promotion makes it, of the staged columns; its only index is by the key
-            # The name that a partition is to have may be taken.
+        if found is None:  # the promotion creates it from the staged columns; its only index is by the key
+            # With attach the name of the partition may be taken already, so the whole is tried.
             whole = promoter.mode.attach or self._is_long(cursor, [promoter.mode.key])
             return promoter.try_out if whole else promoter.try_making
         there = database.columns_of(cursor, promoter.target) or {}
@@ -73,7 +75,7 @@ class Acceptance:
         columns, checks = catalog.columns_of(cursor, found.oid), catalog.checks_of(cursor, found.oid)
         self._check_rows(cursor, written, columns, checks)
         if promoter.mode.attach:
-            target.fit(cursor, found.oid, promoter.staged)  # its scans are done before the trial locks the target
+            target.fit(cursor, found.oid, promoter.staged)  # scans staged rows now, before the trial locks the target
         needed = (
             promoter.mode.attach
             or found.partitioned
@@ -87,7 +89,7 @@ class Acceptance:
         return promoter.try_making if catalog.has_event_triggers(cursor) else None
 
     def _has_hazards(self, cursor: Any, oid: int, written: list[str]) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether rows of others, or somebody's code, decide upon the staged ones."""
+        """Say whether other rows, or code of the target's owner, decide whether the staged rows are accepted."""
         mode, in_order = self.promoter.mode, self.promoter.is_in_order(cursor)
         deletes = mode.name in {"replace", "retract"} or not in_order
         changed = [name for name in written if mode.key and name not in mode.key]
@@ -101,7 +103,7 @@ class Acceptance:
         )
 
     def _is_long(self, cursor: Any, indexed: Iterable[Collection[str]]) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether a row is so long in the columns of an index that it may not get into a page of it."""
+        """Say whether a staged row is so long in the columns of an index that its entry may not fit a page."""
         from psycopg2 import sql
 
         size = sql.SQL("COALESCE(pg_column_size({}), 0)")
@@ -116,7 +118,7 @@ class Acceptance:
         return cursor.fetchone() is not None
 
     def _check_numbers(self, cursor: Any, oid: int, filled: Collection[str], *, times: int) -> None:  # noqa: ANN401 - a cursor
-        """Raise BadValue unless sequences have a number for each row; a trial uses up as many as the promotion."""
+        """Raise BadValue unless sequences have a number left for each row; a trial uses up as many as the promotion."""
         rows = self.promoter.manifest["rows"]
         for name, left in catalog.numbers_left(cursor, oid, filled).items():
             if left < times * rows:
@@ -153,7 +155,7 @@ class Acceptance:
         columns: list[catalog.CatalogColumn],
         checks: list[catalog.CheckConstraint],
     ) -> None:
-        """Raise BadValue for a row that breaks a NOT NULL or a CHECK over what is staged."""
+        """Raise BadValue if a staged row breaks a NOT NULL, or a CHECK over staged columns only."""
         from psycopg2 import sql
 
         broken: dict[str, Composable] = {
@@ -184,7 +186,7 @@ class Acceptance:
     # --- the trial ---------------------------------------------------------------------------------------------------
 
     def _try_out(self, trial: Trial) -> None:
-        """Promote in a transaction that is rolled back; who dies in it leaves nothing, for it is a session's own."""
+        """Promote in a transaction that is rolled back; a process that dies in it leaves nothing."""
         from psycopg2 import errors
 
         for left in reversed(range(TRIES)):
@@ -201,7 +203,7 @@ class Acceptance:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Say what the server said in one line, with what to do about it."""
+        """Turn the server's errors into one line that says what to do."""
         import psycopg2
 
         try:
@@ -220,18 +222,18 @@ class Acceptance:
 
 
 def _may_refuse_nothing(column: catalog.CatalogColumn) -> bool:
-    """Say whether a column could refuse a row that gives it no value."""
+    """Say whether a column may refuse a row that has no value for it."""
     return column.base is not None or column.computed or (column.not_null and not column.has_default)
 
 
 def _said(error: Any) -> str:  # noqa: ANN401 - an error of psycopg2's
-    """Return what the server said: the constraint, the row or the value, and where a trigger said it."""
+    """Return the server's message, its detail, and the function that raised it."""
     found = [error.diag.message_primary or database.one_line(error)]
     found += [f"({part})" for part in (error.diag.message_detail, _where(error)) if part]
     return " ".join(" ".join(found).split())[: 2 * _CHARACTERS]
 
 
 def _where(error: Any) -> str | None:  # noqa: ANN401 - an error of psycopg2's
-    """Return the function that raised an error; of a constraint it says nothing new."""
+    """Return the PL function that raised an error; None for a constraint, whose name says it already."""
     context = str(error.diag.context or "").partition("\n")[0]
     return context if not error.diag.constraint_name and context.startswith("PL/") else None

@@ -1,4 +1,7 @@
-"""What a table demands of the rows that are put into it, as the catalog says. Nothing here reads a row."""
+"""Questions to PostgreSQL's catalog: what a table demands of its rows. For the checks and promotions of the sink.
+
+Nothing here reads a row.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,30 @@ from typing import Any, NamedTuple
 
 from twophase.storage.database import TableName
 
-#: pg_class.relkind of what has rows but is no table.
+#: pg_class.relkind of relations that are no tables.
 _OTHERS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence"}
 _TABLES = ("r", "p")
 
 
 class Relation(NamedTuple):
-    """What stands under a table's name."""
+    """The relation that has a name: a table, a view or something else."""
 
     oid: int
-    #: As pg_class.relkind has it.
+    #: pg_class.relkind.
     relkind: str
-    #: As pg_class.relpersistence has it.
+    #: pg_class.relpersistence.
     persistence: str
     schema: str
     name: str
 
     @property
     def partitioned(self) -> bool:
-        """Say whether its rows are in other tables."""
+        """Say whether it is a partitioned table, whose rows are in other tables."""
         return self.relkind == "p"
 
     @property
     def objection(self) -> str | None:
-        """Say why what is promoted there could be lost or is no table's; None: it is a table that outlives a crash."""
+        """Say why it is no table, or one that could lose its rows; None if it is a table that survives a crash."""
         if self.relkind not in _TABLES:
             return f"expected a table, found {_OTHERS.get(self.relkind, 'something else')}; name the table itself"
         if self.persistence == "u":
@@ -45,23 +48,23 @@ class Relation(NamedTuple):
 
 
 class CatalogColumn(NamedTuple):
-    """What a column asks for."""
+    """A column, and what it demands of a row."""
 
     name: str
-    #: Said of a column that takes its values from nobody.
+    #: Why no value may be given, for a generated column or an identity; else None.
     filled: str | None
     not_null: bool
-    #: Whether it has a value when none is given.
+    #: Whether it gets a value when none is given.
     has_default: bool
-    #: Whether that value comes of an expression over the row, or of somebody's function: either can fail.
+    #: Whether that value is generated, or its default calls a function: either can fail.
     computed: bool
-    #: The type below, if its own is a domain.
+    #: The base type, if its own type is a domain.
     base: str | None
     identity: bool
 
 
 def kind_of(cursor: Any, table: TableName) -> Relation | None:  # noqa: ANN401 - a cursor
-    """Return what stands under a name; None: nothing."""
+    """Return the relation of a name; None if there is none."""
     cursor.execute(
         "SELECT c.oid, c.relkind, c.relpersistence, n.nspname, c.relname FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
@@ -72,7 +75,7 @@ def kind_of(cursor: Any, table: TableName) -> Relation | None:  # noqa: ANN401 -
 
 
 def partitions_of(cursor: Any, oid: int) -> list[Relation]:  # noqa: ANN401 - a cursor
-    """Return the partitions of a table, and theirs; no lock is taken on any."""
+    """Return the partitions of a table, at all levels; no lock is taken on any."""
     cursor.execute(
         "WITH RECURSIVE part AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = %s"
         " UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN part ON i.inhparent = part.inhrelid)"
@@ -84,7 +87,7 @@ def partitions_of(cursor: Any, oid: int) -> list[Relation]:  # noqa: ANN401 - a 
 
 
 def columns_of(cursor: Any, oid: int) -> list[CatalogColumn]:  # noqa: ANN401 - a cursor
-    """Return what each column of a table asks for."""
+    """Return the columns of a table, with what each demands."""
     cursor.execute(
         "SELECT a.attname, CASE WHEN a.attgenerated <> '' THEN 'generated'"
         "  WHEN a.attidentity = 'a' THEN 'an identity that is always generated' END,"
@@ -101,7 +104,7 @@ def columns_of(cursor: Any, oid: int) -> list[CatalogColumn]:  # noqa: ANN401 - 
 
 
 def columns_given_by(cursor: Any, oid: int) -> str | None:  # noqa: ANN401 - a cursor
-    """Return the table or type that alone says which columns a table has; None: it can be given one itself."""
+    """Return the parent table or type that a table's columns come from; None if a column can be added to it."""
     cursor.execute(
         "SELECT CASE WHEN relispartition THEN 'table ' || (SELECT inhparent::regclass FROM pg_inherits"
         " WHERE inhrelid = c.oid) WHEN reloftype <> 0 THEN 'type ' || reloftype::regtype END FROM pg_class c"
@@ -113,7 +116,7 @@ def columns_given_by(cursor: Any, oid: int) -> str | None:  # noqa: ANN401 - a c
 
 
 def definitions_of(cursor: Any, oid: int) -> dict[str, str]:  # noqa: ANN401 - a cursor
-    """Return type, collation and default of each column of a table, as another table is given such a column."""
+    """Return type, collation and default of each column, as ADD COLUMN takes them for another table."""
     cursor.execute(
         "SELECT a.attname, concat_ws(' ', format_type(a.atttypid, a.atttypmod),"
         " CASE WHEN a.attcollation <> t.typcollation THEN format('COLLATE %%I.%%I', n.nspname, l.collname) END,"
@@ -133,7 +136,7 @@ class CheckConstraint(NamedTuple):
     """A CHECK constraint."""
 
     name: str
-    #: The columns that it looks at; None: also at others than staged rows have, the row as a whole for example.
+    #: The columns that it looks at; None if it names none, or looks at the row as a whole.
     columns: list[str] | None
     expression: str
     definition: str
@@ -153,20 +156,20 @@ def checks_of(cursor: Any, oid: int) -> list[CheckConstraint]:  # noqa: ANN401 -
 
 
 class Index(NamedTuple):
-    """An index, or what is kept by one: a primary key, a unique or an exclusion constraint."""
+    """An index, also that of a primary key, a unique or an exclusion constraint."""
 
     name: str
     columns: list[str]
-    #: Whether rows of others decide upon a row.
+    #: Whether other rows can keep a row out: it is unique, or excludes.
     excludes: bool
-    #: Whether it holds for each row, at each moment, by its columns as they are: no expression can fail in it.
+    #: Whether it is valid, not deferrable, over all rows, without expressions, and no exclusion constraint.
     plain: bool
-    #: Its columns whose values have no fixed length, those that it only includes too.
+    #: Its columns of variable length, included ones too.
     long: list[str]
 
 
 def indexes_of(cursor: Any, oid: int) -> list[Index]:  # noqa: ANN401 - a cursor
-    """Return the indexes of a table that a new row gets into."""
+    """Return the indexes of a table that a new row is entered in."""
     cursor.execute(
         "SELECT x.relname, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid"
         "  AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])), i.indisunique OR i.indisexclusion,"
@@ -181,15 +184,15 @@ def indexes_of(cursor: Any, oid: int) -> list[Index]:  # noqa: ANN401 - a cursor
 
 
 def has_unique_key(cursor: Any, oid: int, key: Collection[str]) -> bool:  # noqa: ANN401 - a cursor
-    """Say whether rows can be changed by a key: a valid unique index on just its columns, that waits for no commit."""
+    """Say whether rows can be changed by a key: a valid unique index on just its columns, not deferrable."""
     found = (index for index in indexes_of(cursor, oid) if index.excludes and index.plain)
     return any(sorted(index.columns) == sorted(key) for index in found)
 
 
 def numbers_left(cursor: Any, oid: int, written: Collection[str]) -> dict[str, int]:  # noqa: ANN401 - a cursor
-    """Return how many numbers each sequence can still give to the columns that the output lacks.
+    """Return how many numbers each sequence has left for the columns that the output lacks.
 
-    An identity gives them also to who may not look at its sequence; of that one nothing is known.
+    A sequence that this account may not look at is left out: an identity works without that right.
     """
     cursor.execute(
         "WITH fills AS (SELECT a.atttypid, d.refobjid AS oid FROM pg_attribute a"
@@ -212,13 +215,13 @@ def numbers_left(cursor: Any, oid: int, written: Collection[str]) -> dict[str, i
 
 
 def has_event_triggers(cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-    """Say whether somebody's code decides upon what is made, altered or dropped in the database."""
+    """Say whether the database has event triggers: they may refuse CREATE, ALTER or DROP."""
     cursor.execute("SELECT FROM pg_event_trigger WHERE evtenabled IN ('O', 'A') AND evtevent <> 'login' LIMIT 1")
     return cursor.fetchone() is not None
 
 
 def watchers_of(cursor: Any, oid: int) -> list[str]:  # noqa: ANN401 - a cursor
-    """Return the triggers and rules that see, change or swallow rows of a table, those of its partitions too."""
+    """Return the triggers and rules of a table and of its partitions: they may see, change or swallow rows."""
     cursor.execute(
         "WITH RECURSIVE part AS (SELECT %s::oid AS oid"
         " UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN part ON i.inhparent = part.oid)"
@@ -232,7 +235,7 @@ def watchers_of(cursor: Any, oid: int) -> list[str]:  # noqa: ANN401 - a cursor
 
 
 def references_of(cursor: Any, oid: int, changed: Collection[str], *, deletes: bool) -> list[str]:  # noqa: ANN401 - a cursor
-    """Return the foreign keys of a table, and those of others to rows that go or columns that are changed."""
+    """Return the foreign keys of a table, and those of other tables to its changed columns or deleted rows."""
     cursor.execute(
         "SELECT 'foreign key ' || c.conname FROM pg_constraint c WHERE c.contype = 'f' AND (c.conrelid = %s"
         " OR (c.confrelid = %s AND (%s OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.confrelid"

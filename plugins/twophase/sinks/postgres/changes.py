@@ -1,4 +1,7 @@
-"""What a checkpoint does to the rows of a target, by key: each key that it names gets a row, or loses it."""
+"""The SQL of an upsert or a retract: each key in the staged rows gets a row in the target, or loses it.
+
+Called by the promotion and by the history.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from twophase.storage.database import TableName
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
-#: What begins so is a column of ours.
+#: The prefix of our own columns.
 OURS = "_twophase_"
-#: Whether there is a row.
+#: The column that says whether a key has a row.
 THERE = f"{OURS}there"
 #: From this version on a server has MERGE.
 _MERGES = 150_000
-#: Rows whose order has this correlation with that of their key lie in its order.
+#: From this correlation on, the rows of a table are taken to lie in the order of their key.
 _IN_ORDER = 0.9
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The staged rows of an upsert, or what a changelog comes to."""
+    """The staged rows of an upsert, or the net result of a changelog."""
 
     target: TableName
     staged: TableName
@@ -32,7 +35,7 @@ class Changes:
     #: The staged columns that are the target's too, with their types.
     columns: Mapping[str, str]
     retracts: bool = False
-    #: The operators by which values of some columns are the same (`staging.equals`).
+    #: The operators that compare values of some columns (`staging_table.equals`).
     equals: Mapping[str, Composable] = field(default_factory=dict)
 
     @property
@@ -41,7 +44,7 @@ class Changes:
         return [name for name in self.columns if name not in self.key]
 
     def same(self, one: str, other: str) -> Composable:
-        """Return the condition that two tables, by their short names, have the same key."""
+        """Return the condition that the rows of two table aliases have the same key."""
         from psycopg2 import sql
 
         equal = sql.SQL("{0}.{2} {3} {1}.{2}")
@@ -51,7 +54,7 @@ class Changes:
 
     @property
     def rows(self) -> Composable:
-        """Return one row per key that is changed; without THERE it says that the key loses its row."""
+        """Return one row per key that is changed; where THERE is false the key loses its row."""
         from psycopg2 import sql
 
         names, there = listed(self.columns), sql.Identifier(THERE)
@@ -78,7 +81,7 @@ class Changes:
         return sql.SQL("SELECT 1 FROM {} AS t WHERE {}").format(self.target.sql, self.same("t", "gone"))
 
     def missing(self, cursor: Any, there: Composable) -> int:  # noqa: ANN401 - a cursor
-        """Count the rows that are taken back and are not `there`, a condition on the key of `gone`."""
+        """Count the retracted rows that are not there; `there` is the query that finds the key of `gone`."""
         from psycopg2 import sql
 
         if not self.retracts:
@@ -89,10 +92,10 @@ class Changes:
         return found
 
     def read_in_order(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Let this transaction read both sides in the order of the key, where the target lies in it.
+        """Switch hash joins off for this transaction, if the rows of the target lie in the order of the key.
 
-        Then its pages are visited one after the other, by the indexes that both have. A hash table of many rows mixes
-        them up, and costs more than it seems to the planner.
+        Then both sides are read in that order by their indexes, and the target's pages are visited one after the other.
+        A hash join visits them in random order, which costs more than the planner expects.
         """
         query = "SELECT FROM pg_stats WHERE (schemaname, tablename, attname) = (%s, %s, %s) AND abs(correlation) > %s"
         cursor.execute(query, (*self.target, self.key[0], _IN_ORDER))
@@ -100,9 +103,9 @@ class Changes:
             cursor.execute("SET LOCAL enable_hashjoin = off")
 
     def apply(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Change the target: nothing of what is changed here was changed by what comes later.
+        """Change the target; only for a checkpoint that no promoted one comes after, or without history.
 
-        A MERGE is less work than ON CONFLICT, but it fails when somebody else has just added one of the keys.
+        A MERGE is less work than ON CONFLICT, but it fails if somebody else has just added one of the keys.
         """
         from psycopg2 import errors
 
@@ -150,7 +153,7 @@ class Changes:
         cursor.execute(delete.format(self.target.sql, rows, self.same("t", "c"), sql.Identifier(THERE)))
 
     def upsert(self, cursor: Any, rows: Composable, columns: list[str], changed: list[str]) -> None:  # noqa: ANN401 - a cursor
-        """Put in the rows of the others; of what is there already only the `changed` columns."""
+        """Insert the rows of the keys that have one; in rows that are there, change only the `changed` columns."""
         from psycopg2 import sql
 
         sets = [sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed]
@@ -162,7 +165,7 @@ class Changes:
 
 
 def listed(names: Iterable[str]) -> Composable:
-    """Return names of columns, quoted, as SQL lists them."""
+    """Return names of columns as SQL, quoted and separated by commas."""
     from psycopg2 import sql
 
     return sql.SQL(", ").join(map(sql.Identifier, names))

@@ -1,4 +1,7 @@
-"""Which of Postgres' types holds which of Spark's, what a column becomes before it is loaded, and when it is read."""
+"""Types of Spark and of PostgreSQL: which fits which, and how a column is converted to be loaded and to be read.
+
+Called by the staging table when rows are loaded, and by both readers.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ _WIDEST = "decimal(38,18)"
 
 
 class Loading(NamedTuple):
-    """How a column gets into a column of Postgres'."""
+    """How a column of Spark gets into a column of PostgreSQL."""
 
-    #: Spark's type that it is converted to; None: it goes as it is; `json`: its JSON text.
+    #: Spark's type that it is cast to first; None: it is not; `json`: it becomes its JSON text.
     spark: str | None
-    #: The type that it is loaded as, where that differs from the column's own: it is converted in the staging table.
+    #: The type that it is loaded as, if not the column's own: then the staging table converts it.
     staged: str | None = None
 
 
 def created(spark: str) -> str | None:
-    """Return the type of a column that is created for one of Spark's types; None: there is none."""
+    """Return the type of a column that we create for one of Spark's types; None if PostgreSQL has none for it."""
     if spark in _CREATED:
         return _CREATED[spark]
     if _DECIMAL.fullmatch(spark):
@@ -56,7 +59,7 @@ def created(spark: str) -> str | None:
 
 
 def loading(spark: str, postgres: str) -> Loading | None:  # noqa: PLR0911 - one return per kind of type
-    """Say how a column of Spark's gets into one of Postgres'; None: it does not fit."""
+    """Say how a column of Spark gets into one of PostgreSQL; None if it does not fit."""
     nested = spark.startswith(("struct<", "map<", "array<"))
     if postgres in _JSON and (nested or spark == "string"):
         return Loading("json" if nested else None, "json" if postgres == "jsonb" else None)
@@ -91,15 +94,15 @@ class Carried(NamedTuple):
     """How a column gets from PostgreSQL to Spark."""
 
     name: str
-    #: Spark's type in the end.
+    #: Spark's type that it has in the end.
     kind: str
-    #: The type that the server gives it, and Spark's type for that.
+    #: The type that the server casts it to, and Spark's type for that.
     postgres: str
     spark: str
 
 
 def carried(name: str, kind: str, postgres: str) -> Carried:
-    """Say how a column is carried: as it is, or as a text where Arrow has another idea of its type."""
+    """Say how a column is read: as it is, or as text where Arrow would give it another type."""
     made = created(kind) or "text"
     if kind == "tinyint":
         return Carried(name, kind, "smallint", "smallint")
@@ -109,7 +112,7 @@ def carried(name: str, kind: str, postgres: str) -> Carried:
 
 
 def restored(column: Carried, found: Column) -> Column:
-    """Return a column that was carried with its own name and type again."""
+    """Return a column that was read, with its own name and type again."""
     from pyspark.sql import functions
 
     if column.kind == column.spark:

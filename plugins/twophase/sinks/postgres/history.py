@@ -1,22 +1,24 @@
-"""What checkpoints overwrote in a target, so that one of them can be replaced, or come late.
+"""The history of a target that is changed by key: keeps the rows that checkpoints overwrote. The promotion calls it.
 
-    twophase_sinks.h_<pipeline and target>      key, order │ the row as it was before: its columns, and whether it was
+With it a checkpoint can be replaced, or come late.
+
+    twophase_sinks.h_<pipeline and target>      key, order │ the row before: its columns, and whether there was one
 
 A checkpoint leaves one entry per key that it changes, with the row as it was before. So the entries of a key are a
-chain: what one of them made of the row is what the next one found, and what the last one made is the target's row.
+chain: what one checkpoint made of the row is what the next one found, and what the last one made is the target's row.
 
     order      4              7              9
     before     none           a              b              target: c
     so         4 made it a    7 made it b    9 made it c
 
-To replace what 7 did is to change what 9 found; to replace what 9 did is to change the target. Always and for every
-key the target is the fold of the committed revisions in their order, whenever each of them was promoted (R19). The
-order is the checkpoint's number, or between slots the slot itself. A key that loses its row has an entry like any
-other, and if it is the last the target has no such row: that is its tombstone.
+To replace what 7 did, change what 9 found. To replace what 9 did, change the target. So for every key the target is
+always the result of the committed revisions applied in their order, whenever each of them was promoted (R19). The order
+is the checkpoint's number, or for slots the slot itself. A key that loses its row has an entry like any other; if that
+is the last one, the target has no such row: the entry is its tombstone.
 
-A checkpoint that nothing comes after only adds entries, and looks for none. So the index by key and order, most of what
-an entry would cost, is made by the first promotion that looks for some: one that replaces, or comes late. From then on
-the cost of each follows the keys that it changes.
+A checkpoint that no promoted one comes after only adds entries, and looks for none. The index by key and order is most
+of what an entry costs, so it is created only by the first promotion that looks for entries: one that replaces, or comes
+late. From then on the cost of a promotion follows the keys that it changes.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from twophase.storage.database import TableName
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
-#: A schema that whoever only stages has no rights in.
+#: The schema of markers, receipts, owners and histories; an account that only stages has no rights in it.
 SCHEMA = "twophase_sinks"
 ORDER = f"{OURS}order"
 #: The order of the next entry of a key.
 NEXT = f"{OURS}next"
-#: A checkpoint's number, or what stands for a slot.
+#: A checkpoint's number, or a text that orders slots.
 Order = int | str
 
 
@@ -52,12 +54,12 @@ def order_of(checkpoint_id: int, slot: str | None) -> Order:
 
 
 def history_of(pipeline: str, target: TableName) -> TableName:
-    """Return where the history of a target is: a pipeline of another name begins a new one."""
+    """Return the history table of a pipeline and a target: a pipeline of another name begins a new one."""
     return TableName(SCHEMA, f"h_{hashlib.blake2s(f'{pipeline} {target}'.encode(), digest_size=8).hexdigest()}")
 
 
 def lock(cursor: Any, what: str, pipeline: str, target: TableName, *, shared: bool = False) -> None:  # noqa: ANN401 - a cursor
-    """Keep others off something until this transaction ends."""
+    """Take an advisory lock, named by what it guards, until this transaction ends."""
     which = "_shared" if shared else ""
     name = f"twophase {what} {pipeline} {target}"
     cursor.execute(f"SELECT pg_advisory_xact_lock{which}(hashtextextended(%s, 0))", (name,))
@@ -67,7 +69,7 @@ class History:
     """The history of one target, as the promotion of one checkpoint changes it."""
 
     def __init__(self, cursor: Any, pipeline: str, changes: Changes, order: Order) -> None:  # noqa: ANN401 - a cursor
-        """Look at it, and make what is missing; the caller has locked it."""
+        """Create the table, or the columns that it lacks; the caller holds the lock."""
         self.cursor = cursor
         self.changes = changes
         self.order = order
@@ -75,7 +77,7 @@ class History:
         self.columns = self._columns()
 
     def _columns(self) -> list[str]:
-        """Return the columns that are kept besides the key; what is staged for the first time is kept from now on."""
+        """Return the columns that are kept besides the key; add those that are staged for the first time."""
         from psycopg2 import sql
 
         known = database.columns_of(self.cursor, self.changes.target) or {}
@@ -85,7 +87,7 @@ class History:
             return self.changes.others
         kept = {**dict.fromkeys(name for name in there if name in known), **self.changes.columns}
         for name in kept:
-            if there.get(name) != known[name]:  # new, or the owner of the target has given it another type
+            if there.get(name) != known[name]:  # new, or the target's owner has changed its type
                 change = "ALTER COLUMN {} TYPE {kind} USING {}::{kind}" if name in there else "ADD COLUMN {} {kind}"
                 column = sql.Identifier(name)
                 how = sql.SQL(change).format(column, column, kind=sql.SQL(known[name]))
@@ -103,31 +105,31 @@ class History:
             sql.SQL("CREATE TABLE {} ({}, {order} {} NOT NULL, {} boolean NOT NULL)"),
             self.table.sql, columns, kind, sql.Identifier(THERE),
         )  # fmt: skip
-        # A checkpoint's entries lie together: this index costs next to nothing when they are added.
+        # A checkpoint's entries lie together, so a BRIN index on the order costs next to nothing.
         self._run(sql.SQL("CREATE INDEX ON {} USING brin ({order}) WITH (autosummarize = on)"), self.table.sql)
         told = f"what checkpoints overwrote in {self.changes.target}"
         self._run(sql.SQL("COMMENT ON TABLE {} IS {}"), self.table.sql, sql.Literal(told))
 
     def _index(self) -> None:
-        """Make the index by key and order, unless it is there; whoever only reads the history goes on meanwhile."""
+        """Create the index by key and order, unless it is there; readers of the history go on meanwhile."""
         from psycopg2 import sql
 
         self.cursor.execute("SELECT FROM pg_index WHERE indrelid = %s::regclass AND indisunique", (str(self.table),))
         if self.cursor.fetchone() is None:
             self._run(sql.SQL("CREATE UNIQUE INDEX ON {} ({}, {order})"), self.table.sql, listed(self.changes.key))
 
-    # --- a checkpoint that nothing comes after -----------------------------------------------------------------------
+    # --- a checkpoint that no promoted one comes after ---------------------------------------------------------------
 
     def add(self) -> None:
-        """Add the entries of a checkpoint that is the last, from the target."""
+        """Add the entries of a checkpoint that is the last in order, from the rows of the target."""
         from psycopg2 import sql
 
         self._add(sql.SQL(""), lambda name: sql.Identifier("t", name), sql.SQL("t.{} IS NOT NULL").format(self._first))
 
-    # --- one that is replaced, or late -------------------------------------------------------------------------------
+    # --- a checkpoint that is replaced, or late ----------------------------------------------------------------------
 
     def insert(self) -> None:
-        """Add the entries of keys that the checkpoint has not changed before, from what the next one found."""
+        """Add entries for keys that the checkpoint did not change before, from each key's next entry, or the target."""
         from psycopg2 import sql
 
         self._index()
@@ -138,11 +140,11 @@ class History:
 
         there = sql.SQL("coalesce(n.{}, t.{} IS NOT NULL)").format(sql.Identifier(THERE), self._first)
         self._add(self._next("c", "*"), found, there, sql.SQL(" ON CONFLICT DO NOTHING"))
-        # What follows joins a checkpoint's entries: without this it is planned for a few of them.
+        # The next statements join the checkpoint's entries; without this they would be planned for a few of them.
         self._run(sql.SQL("ANALYZE {}"), self.table.sql)
 
     def missing(self) -> int:
-        """Count what is taken back, once there are entries, though it was not there at that point."""
+        """Count the retracted rows that were not there at the checkpoint's place in the order; after `insert` only."""
         from psycopg2 import sql
 
         there = sql.SQL("SELECT 1 FROM {} AS h WHERE {} AND h.{order} = {at} AND h.{}")
@@ -152,10 +154,10 @@ class History:
         )
 
     def replace(self, changed: Iterable[str]) -> tuple[Composable, list[str]]:
-        """Let the next ones, or the target, have what the checkpoint now makes of each key that it changes or did.
+        """Give the next entry of each key, or the target, the row that the checkpoint now makes of it.
 
-        `changed` are the columns that the older revision had; there may be more of them, or fewer, than now. Returns
-        what the target has to have now: the rows, and which of their columns.
+        This goes for each key that the checkpoint changes now, or did before. `changed` are the columns of the older
+        and of this revision. Returns what the target has to have now: the rows, and which of their columns.
         """
         from psycopg2 import sql
 
@@ -178,7 +180,7 @@ class History:
         return last, others
 
     def carry(self, later: Order, columns: Iterable[str]) -> None:
-        """Take columns that a later checkpoint leaves alone over to what comes after it."""
+        """Copy columns that a later checkpoint does not write from its entries to what comes after it."""
         from psycopg2 import sql
 
         names = [sql.Identifier(name) for name in columns if name in self.columns]
@@ -205,7 +207,7 @@ class History:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Remove the entries of keys that the checkpoint changes no more."""
+        """Remove the entries of keys that the checkpoint no longer changes."""
         from psycopg2 import sql
 
         self._run(
@@ -218,7 +220,7 @@ class History:
     # --- the limit ---------------------------------------------------------------------------------------------------
 
     def drop(self, before: Order) -> None:
-        """Remove the entries of all that comes before one checkpoint."""
+        """Remove the entries of all checkpoints before one."""
         from psycopg2 import sql
 
         self._run(sql.SQL("DELETE FROM {} WHERE {order} < {}"), self.table.sql, sql.Literal(before))
@@ -258,7 +260,7 @@ class History:
         )  # fmt: skip
 
     def _made(self) -> Composable:
-        """Return what the checkpoint makes of each key, and the order of the one that finds it so."""
+        """Return the row that the checkpoint makes of each key, and the order of the next entry of that key."""
         from psycopg2 import sql
 
         def value(name: str) -> Composable:
@@ -275,7 +277,7 @@ class History:
         )  # fmt: skip
 
     def _filled(self, statement: Any, *parts: Composable) -> Composable:  # noqa: ANN401 - psycopg2's SQL
-        """Fill a statement; {order} and {next} are columns of ours, {at} is this checkpoint's place."""
+        """Fill in a statement: {order} and {next} are columns of ours, {at} is this checkpoint's place in the order."""
         from psycopg2 import sql
 
         ours = {"order": sql.Identifier(ORDER), "next": sql.Identifier(NEXT), "at": sql.Literal(self.order)}

@@ -1,9 +1,9 @@
-"""Loading by Spark's own JDBC writer: for executors that lack the ADBC wheel.
+"""Loads a staging table by Spark's own JDBC writer, if executors lack the ADBC wheel. `staging_table.load` calls it.
 
-The writer has one transaction per task, and no more: a task that Spark runs twice, or whose COMMIT it did not hear of,
-is in the table twice. So each row is loaded with the number of its partition, and the server says which transaction
-inserted it (`xmin`). Of several runs of a partition one is kept. Then the column with the number goes, under a lock:
-a run that is still on its way, or comes later, finds no such column any more and fails.
+The writer has one transaction per task. So a task that Spark runs twice, or whose COMMIT was not acknowledged, is in
+the table twice. Therefore each row is loaded with the number of its partition, and `xmin` says which transaction
+inserted it. Of several runs of a partition one is kept. Then the column with the number is dropped under a lock: a run
+that is still under way, or comes later, does not find the column and fails.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-#: The number of a row's partition, while it is loaded.
+#: The column with the number of a row's partition, while rows are loaded.
 PART = "_twophase_part"
 DRIVER = "org.postgresql.Driver"
 _NO_DRIVER = re.compile(rf"ClassNotFoundException: {re.escape(DRIVER)}")
-#: As many tasks as look for the wheel: a few on each executor of a small cluster.
+#: How many tasks look for the wheel: a few on each executor of a small cluster.
 _PROBES = 8
-#: What libpq calls it → what the driver does; whatever has another name has the same one.
+#: libpq's name of an option → the JDBC driver's; other options have the same name in both.
 _OPTIONS = {"connect_timeout": "connectTimeout", "application_name": "ApplicationName"}
 
 
-#: What the executors said: by application, and the Python that they run.
+#: Whether executors lack the wheel, by application and by the Python that they run.
 _answers: dict[tuple[str, str], bool] = {}
 
 
 def is_needed(spark: SparkSession) -> bool:
-    """Ask the executors, once, whether one of them lacks the wheel; the driver's own Python says nothing of theirs."""
+    """Ask the executors, once, whether one of them lacks the wheel; their Python may be another than the driver's."""
     from pyspark.sql import functions
 
     context = spark.sparkContext
@@ -44,7 +44,7 @@ def is_needed(spark: SparkSession) -> bool:
     if which not in _answers:
 
         def lacks(_: int) -> bool:
-            """Say whether this Python cannot load by ADBC. Defined here it is sent as it is: twophase may lack, too."""
+            """Say whether this Python cannot load by ADBC; a local function, since executors may lack twophase, too."""
             from importlib.util import find_spec
 
             return any(find_spec(name) is None for name in ("adbc_driver_postgresql", "pyarrow", "twophase"))
@@ -56,7 +56,7 @@ def is_needed(spark: SparkSession) -> bool:
 
 
 def load(which: str, frame: DataFrame, conn_id: str, table: TableName, parts: TableName) -> None:
-    """Let the executors load every partition, then keep each of them once."""
+    """Let the executors load every partition, then keep one run of each."""
     from psycopg2 import sql
     from pyspark.sql import functions
 
@@ -70,7 +70,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: TableName, parts: Ta
     more = {
         "dbtable": f'"{table.schema}"."{table.name}"',  # both names are ours: letters, digits and _
         "reWriteBatchedInserts": "true",
-        "stringtype": "unspecified",  # the server reads a text as what its column is
+        "stringtype": "unspecified",  # lets the server read a text as its column's type
     }
     numbered.write.format("jdbc").options(**options(which, conn_id), **more).mode("append").save()
     with database.transaction(conn_id) as cursor:
@@ -78,7 +78,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: TableName, parts: Ta
 
 
 def settle(cursor: Any, table: TableName, parts: TableName) -> None:  # noqa: ANN401 - a cursor
-    """Keep one run of each partition, count its rows, and shut out whatever run comes later."""
+    """Keep one run of each partition, count its rows, and make every later run fail."""
     from psycopg2 import sql
 
     part = sql.Identifier(PART)
@@ -98,7 +98,7 @@ def settle(cursor: Any, table: TableName, parts: TableName) -> None:  # noqa: AN
 
 
 def options(which: str, conn_id: str) -> dict[str, str]:
-    """Return how Spark reaches a database; it shows no option whose name says password, and no URL."""
+    """Return the options by which Spark reaches a database; Spark hides the password and the URL in what it prints."""
     found = connections.required(conn_id)
     host = found.host or "localhost"
     if host.startswith("/"):
@@ -121,7 +121,7 @@ def options(which: str, conn_id: str) -> dict[str, str]:
 
 
 def lacks_driver(which: str, error: Exception) -> ConfigError | None:
-    """Say that Spark has no driver, if that is what an error is about."""
+    """Return the error that says that Spark lacks the JDBC driver, if that is the cause; else None."""
     if not _NO_DRIVER.search(str(error)):
         return None
     return ConfigError(
@@ -134,7 +134,7 @@ def lacks_driver(which: str, error: Exception) -> ConfigError | None:
 
 
 def _written(column: Column, kind: DataType, name: str) -> Column:
-    """Return what the writer gets: times and arrays as texts, since it would read them in Java's time zone."""
+    """Return a column for the writer: times and arrays as texts, since it would read times in Java's time zone."""
     from pyspark.sql import types
 
     texts = types.DateType | types.TimestampType | types.TimestampNTZType | types.ArrayType
@@ -142,7 +142,7 @@ def _written(column: Column, kind: DataType, name: str) -> Column:
 
 
 def _text(column: Column, kind: DataType) -> Column:
-    """Return a value as PostgreSQL reads it, in any session's time zone."""
+    """Return a value as text that PostgreSQL reads alike in any session's time zone."""
     from pyspark.sql import functions, types
 
     if isinstance(kind, types.ArrayType):
@@ -159,7 +159,7 @@ def _text(column: Column, kind: DataType) -> Column:
 
 
 def _array(column: Column, kind: DataType) -> Column:
-    """Return an array as PostgreSQL reads it: each element in quotes, but for NULL."""
+    """Return an array as text for PostgreSQL: each element in quotes, except NULL."""
     from pyspark.sql import functions
 
     def element(value: Column) -> Column:

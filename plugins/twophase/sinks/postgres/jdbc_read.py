@@ -1,8 +1,8 @@
-"""Reading by Spark's own JDBC reader: for executors that lack the ADBC wheel.
+"""Reads committed rows by Spark's own JDBC reader, if executors lack the ADBC wheel. `row_read.frame` calls it.
 
-Each checkpoint is one partition, and so one statement: its rows, its marker and its count are of one moment. The server
-itself looks at marker and count, and fails the statement unless they are what the record says; whatever Spark makes of
-the frame, a partition that is not as expected gives no row.
+Each checkpoint is one partition, and so one statement: its rows, its marker and its count are of one moment. The
+statement itself fails unless marker and count are what the record says. So whatever Spark does with the frame, a
+partition that is not as expected gives no row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 #: How many rows the server sends at a time.
 _FETCHED = 10_000
 _MICROSECONDS = "CAST(EXTRACT(EPOCH FROM {}) * 1000000 AS bigint)"
-#: PostgreSQL's type → what is read in its place: times as numbers, since the reader would take Java's time zone.
+#: PostgreSQL's type → what is read instead: times as numbers, since the reader would use Java's time zone.
 _READ = {
     "date": "({} - DATE '1970-01-01')",
     "timestamp with time zone": _MICROSECONDS,
     "timestamp without time zone": _MICROSECONDS,
 }
-#: Spark's type → how such a number, or a text, becomes it again; whatever is not named is cast.
+#: Spark's type → how it is made of that number or text again; types that are not named are cast.
 _RESTORED = {
     "date": "date_from_unix_date(int({}))",
     "timestamp": "timestamp_micros(bigint({}))",
@@ -37,14 +37,14 @@ _RESTORED = {
     " cast(cast({} AS decimal(20, 0)) / 1000000 AS decimal(18, 6)))",
 }
 _HEX = "encode({}, 'hex')"
-#: The texts of an array's elements, as JSON; of a null none.
+#: An array as JSON of its elements' texts; NULL for NULL.
 _ARRAY = """CASE WHEN {0} IS NOT NULL THEN CAST(COALESCE(
     (SELECT json_agg(CAST({1} AS text) ORDER BY number) FROM unnest({0}) WITH ORDINALITY AS elements(value, number)),
     '[]') AS text) END"""
-#: What is read: the rows, and one that is none, so that there is always one for which the server has to look.
+#: What is read: the rows, and one extra row (`there` is false), so that the check runs even if there is no row.
 _SELECT = "(SELECT {}, true AS there FROM {} UNION ALL SELECT {}, false) AS committed"
-#: The checkpoint's rows, or an error that says why not. Its text is made of what was found: a constant one would come
-#: too early.
+#: The condition for the checkpoint's rows; raises an error if they are not as expected. The text of the error is made
+#: of values that were found: a constant text would be cast, and fail, when the statement is planned.
 _CHECK = """((there AND checkpoint = {checkpoint}) OR NOT there) AND (SELECT CASE
     WHEN found.revision IS DISTINCT FROM {revision} THEN CAST(concat({which}, {expected}, {revision},
         ', found those of ', found.revision, '; read it again') AS boolean)
@@ -69,7 +69,7 @@ def frame(
     with database.transaction(conn_id) as cursor:
         table = select.as_string(cursor)
         checks = [check(target, output).as_string(cursor) for output in outputs]
-    # A filter that Spark hands down could spare the server the look.
+    # A filter that Spark pushes down could keep the server from running the check.
     options = {**jdbc_load.options(which, conn_id), "fetchsize": str(_FETCHED), "pushDownPredicate": "false"}
     try:
         rows = spark.read.jdbc(options.pop("url"), table, predicates=checks, properties=options)
@@ -79,7 +79,7 @@ def frame(
 
 
 def check(target: TableName, output: Output) -> Composable:
-    """Return the condition for the rows of a revision; it fails unless they are all there, and nobody else's."""
+    """Return the condition for the rows of a revision; it raises an error unless exactly these are there."""
     from psycopg2 import sql
 
     values = {
@@ -97,7 +97,7 @@ def check(target: TableName, output: Output) -> Composable:
 
 
 def _read(column: Carried) -> Composable:
-    """Return what the server gives for a column."""
+    """Return the SQL expression that reads a column."""
     from psycopg2 import sql
 
     cast = sql.SQL("CAST({} AS {})").format(sql.Identifier(column.name), sql.SQL(column.postgres))

@@ -1,8 +1,9 @@
-"""Which pipeline a target belongs to: a table in its own database says so, whichever connection leads there.
+"""The owner of a target: a table in the target's database names the one pipeline that may write there.
 
-Rows carry the number of their checkpoint, not its pipeline: what two pipelines put into one table nobody could tell
-apart, and a replacement of the one would delete rows of the other. Rows of a partition, or of a table that inherits,
-are also those of the table above.
+The sink and the promotion call it. The table is found by whichever connection the database is reached. Rows carry the
+number of their checkpoint, not its pipeline. So nobody could tell apart what two pipelines put into one table, and a
+replacement in one would delete rows of the other. Rows of a partition, or of an inheriting table, are also rows of the
+table above.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CREATE = """CREATE TABLE IF NOT EXISTS {} (target text PRIMARY KEY, pipeline te
 
 
 def create(cursor: Any) -> None:  # noqa: ANN401 - a cursor
-    """Make the table of owners, unless it is there."""
+    """Create the table of owners, unless it is there."""
     from psycopg2 import sql
 
     cursor.execute("SELECT to_regclass(%s)", (str(OWNERS),))
@@ -31,7 +32,7 @@ def create(cursor: Any) -> None:  # noqa: ANN401 - a cursor
 
 
 def owner_of(cursor: Any, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
-    """Return whose a target is; None: nobody has taken it. Nobody hands it over before this transaction ends."""
+    """Return the owner of a target, None if it has none; nobody can hand it over before this transaction ends."""
     from psycopg2 import sql
 
     cursor.execute("SELECT to_regclass(%s)", (str(OWNERS),))
@@ -43,12 +44,12 @@ def owner_of(cursor: Any, target: TableName) -> str | None:  # noqa: ANN401 - a 
 
 
 def claim(cursor: Any, pipeline: str, target: TableName, markers: TableName) -> str | None:  # noqa: ANN401 - a cursor
-    """Take a target for a pipeline, unless it is another's or holds what another promoted: then say so."""
+    """Make a pipeline the owner of a target; return why not, if another owns it or has promoted to it."""
     from psycopg2 import sql
 
     owner = owner_of(cursor, target)
     if owner is None:
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks owner'))")  # none is taken beside it
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks owner'))")  # one claim at a time
         before = sql.SQL("SELECT pipeline FROM {} WHERE target = %s AND pipeline <> %s LIMIT 1")
         cursor.execute(before.format(markers.sql), (str(target), pipeline))
         if row := cursor.fetchone():
@@ -74,9 +75,9 @@ def carries_checkpoints(cursor: Any, target: TableName) -> bool:  # noqa: ANN401
 
 
 def _renamed(cursor: Any, pipeline: str, target: TableName, markers: TableName) -> str | None:  # noqa: ANN401 - a cursor
-    """Say that a table holds checkpoints that nobody promoted to it: it had another name, or is a copy. None: not so.
+    """Say that a table holds checkpoints that nobody promoted to it: it had another name, or is a copy; else None.
 
-    Its rows would be taken for those of this pipeline's checkpoints with the same numbers.
+    Its rows would be taken for rows of this pipeline's checkpoints with the same numbers.
     """
     from psycopg2 import sql
 
@@ -91,7 +92,7 @@ def _renamed(cursor: Any, pipeline: str, target: TableName, markers: TableName) 
 
 
 def _shared(cursor: Any, pipeline: str, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
-    """Say that a table of another pipeline's has rows of the target: a parent, a partition. None: there is none."""
+    """Say that a parent or a partition of the target belongs to another pipeline: they share rows; else None."""
     from psycopg2 import sql
 
     query = sql.SQL(
@@ -110,7 +111,7 @@ def _shared(cursor: Any, pipeline: str, target: TableName) -> str | None:  # noq
 
 
 def hand_over(cursor: Any, target: TableName, old: str, new: str) -> str | None:  # noqa: ANN401 - a cursor
-    """Let a target belong to another pipeline from now on; return whose it is if it was neither's."""
+    """Make another pipeline the owner of a target; return the owner if that is a third one, else None."""
     from psycopg2 import sql
 
     create(cursor)

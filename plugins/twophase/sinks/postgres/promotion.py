@@ -1,10 +1,10 @@
-"""The promotion: one transaction in the target database that applies the staged rows and carries the marker.
+"""The promoter of the PostgreSQL sink: one transaction in the target database applies the rows and sets the marker.
 
 marker row ── already there? ─→ nothing to do          the primary key decides between two promoters
 │
-see that the staging table is ours alone (sealing.py)
-take out what the older revision put in (a replacement), or what the slot has
-put the staged rows in, or attach the staging table; by key: keep what they overwrite (history.py)
+check that the staging table is ours alone (seal.py)
+delete the rows of the older revision (a replacement), or of the slot
+insert the staged rows, or attach the staging table; by key: keep what they overwrite (history.py)
 drop the staging table
 │
 COMMIT ── reply lost? ─→ unknown: the marker tells
@@ -33,11 +33,11 @@ from twophase.storage.database import TableName
 if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
-#: Where the markers are.
+#: The table of markers.
 MARKERS = TableName(history.SCHEMA, "promoted")
 #: Checkpoint and revision in the name of a staging table.
 _STAGED = re.compile(r"s_[0-9a-f]{8}_(\d+)_r(\d+)_")
-#: `kept`: the history has what it overwrote; `slot_order`: its place among slots, where there are any.
+#: `kept`: the history has what the checkpoint overwrote; `slot_order`: its place among slots, if it is a slot.
 _CREATE_MARKERS = (
     """CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, checkpoint_id bigint, revision integer,
         attempt integer NOT NULL, manifest jsonb NOT NULL, promoted_at timestamptz NOT NULL DEFAULT now(),
@@ -48,7 +48,7 @@ _CREATE_MARKERS = (
 
 
 class NotThere(Refused):
-    """What is retracted is not there."""
+    """Rows to be retracted are not in the target."""
 
 
 @dataclass(frozen=True)
@@ -59,34 +59,34 @@ class Mode:
     key: tuple[str, ...] = ()
     create: bool = False
     attach: bool = False
-    #: Of how many checkpoints the history is kept; None: of all.
+    #: Of how many checkpoints the history is kept, the latest ones; None: of all.
     history: int | None = None
 
     @property
     def keeps(self) -> bool:
-        """Say whether what is overwritten is kept."""
+        """Say whether overwritten rows are kept in a history."""
         return bool(self.key) and self.history != 0
 
 
 def create_markers(cursor: Any) -> None:  # noqa: ANN401 - a cursor
-    """Make the table of markers, unless it is there."""
+    """Create the table of markers, unless it is there."""
     from psycopg2 import sql
 
     cursor.execute("SELECT to_regclass(%s)", (str(MARKERS),))
     if cursor.fetchone()[0] is None:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('twophase_sinks'))")
         cursor.execute("SELECT to_regnamespace(%s)", (MARKERS.schema,))
-        if cursor.fetchone()[0] is None:  # whoever made it may be the only one who can
+        if cursor.fetchone()[0] is None:  # no IF NOT EXISTS: that asks for the right to create even if it is there
             cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(MARKERS.schema)))
         for statement in _CREATE_MARKERS:
             cursor.execute(sql.SQL(statement).format(MARKERS.sql))
 
 
 class PostgresPromoter:
-    """Takes one staged output into the target."""
+    """Promotes the staged output of one attempt, or says whether it is promoted."""
 
     def __init__(self, conn_id: str, mode: Mode, key: Key, handle: Json, manifest: Json) -> None:
-        """Name the output."""
+        """Name the output, and how it gets into the target."""
         self.conn_id = conn_id
         self.mode = mode
         self.key = key
@@ -99,7 +99,7 @@ class PostgresPromoter:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def find(self) -> Promotion:
-        """Say where the output stands."""
+        """Say whether the output is promoted, staged or lost."""
         import psycopg2
 
         try:
@@ -109,7 +109,7 @@ class PostgresPromoter:
             return Promotion(Outcome.RETRY_LATER, database.one_line(error))
 
     def _find(self, cursor: Any) -> Promotion:  # noqa: ANN401 - a cursor
-        """Look at what is staged, then at the marker: who takes the one away meanwhile has put the other in."""
+        """Look at the staging table, then at the marker: a promoter that drops the table sets the marker with it."""
         strange = seal.seal(cursor, self.staged, self.target)
         found = None if strange else staging_table.look(cursor, self.staged)
         marker = self.marker(cursor)
@@ -126,7 +126,7 @@ class PostgresPromoter:
         return Promotion(Outcome.RETRY_LATER, "staged")
 
     def marker(self, cursor: Any) -> tuple[int, Json] | None:  # noqa: ANN401 - a cursor
-        """Return attempt and manifest that the marker names; None: there is none."""
+        """Return the attempt and the manifest that the marker names; None if there is no marker."""
         from psycopg2 import sql
 
         query = (
@@ -138,7 +138,7 @@ class PostgresPromoter:
         return (row[0], row[1]) if row else None
 
     def _already(self, attempt: int, manifest: Json) -> Promotion:
-        """Say that the marker is there, if this record has ever voted for what it names (R10)."""
+        """Return ALREADY_PROMOTED if this record has ever voted for what the marker names (R10), else FAILED."""
         if manifest["digest"] not in {self.manifest["digest"], *self.handle.get("earlier", ())}:
             why = f"the target has the marker of another {self.key}, which this record did not vote for"
             return Promotion(Outcome.FAILED, why, Hindrance.FOREIGN)
@@ -156,7 +156,7 @@ class PostgresPromoter:
                 found = self._find(cursor)
                 if found.outcome is not Outcome.RETRY_LATER:
                     return found
-                session.rollback()  # a look that goes on would keep another promoter from dropping the staging table
+                session.rollback()  # an open read would keep another promoter from dropping the staging table
                 database.commit_durably(cursor)
                 if not self._mark(cursor):
                     session.rollback()
@@ -180,29 +180,29 @@ class PostgresPromoter:
 
     @property
     def attempt(self) -> int:
-        """Return the attempt whose rows these are."""
+        """Return the attempt that staged the rows."""
         found: int = self.handle["attempt"]
         return found
 
     @property
     def numbers(self) -> bool:
-        """Say whether rows carry the checkpoint's number, if the target has a column for it."""
+        """Say whether rows get the checkpoint's number, provided that the target has a column for it."""
         return self.mode.name == "append" or self.slot_rows is not None
 
     @property
     def order(self) -> Order:
-        """Return its place in the order of what changes rows by key."""
+        """Return the checkpoint's place in the order of changes by key."""
         found: Order = self.handle.get("order", self.key.checkpoint_id)
         return found
 
     def _failed(self, error: Exception) -> Promotion:
-        """Read the marker once more before saying that a person is needed: another promoter may have been faster."""
+        """Read the marker once more before saying that a person has to act: another promoter may have been faster."""
         found = self.find()
         settled = found.outcome in {Outcome.ALREADY_PROMOTED, Outcome.FAILED}
         return found if settled else Promotion(Outcome.FAILED, database.one_line(error), Hindrance.REFUSED)
 
     def _mark(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Put the marker in; False: another promoter has."""
+        """Insert the marker; False if another promoter has."""
         from psycopg2 import sql
 
         query = (
@@ -210,26 +210,26 @@ class PostgresPromoter:
             " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
         )
         slot = self.order if isinstance(self.order, str) else None
-        manifest = json.dumps(dict(self.manifest), ensure_ascii=False)  # columns have names that the database can hold
+        manifest = json.dumps(dict(self.manifest), ensure_ascii=False)  # its columns' names fit the database's encoding
         values = (self.key[0], str(self.target), *self.key[1:], self.attempt, manifest, slot, self.mode.keeps)
         cursor.execute(sql.SQL(query).format(MARKERS.sql), values)
         return int(cursor.rowcount) == 1
 
     def try_out(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Do all of it but the marker, in a transaction that is to be rolled back; a trigger can see that it is."""
+        """Promote without the marker, in a transaction to be rolled back; a trigger can see it by `twophase.trial`."""
         cursor.execute("SET LOCAL twophase.trial = 'on'")
         self._apply(cursor)
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def try_making(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Do what it makes and drops, without any row; to be rolled back likewise."""
+        """Run only the promotion's CREATE, ALTER and DROP, without any row; to be rolled back, too."""
         cursor.execute("SET LOCAL twophase.trial = 'on'")
         if self.mode.create:
             self._create(cursor, self._columns(cursor))
         staging_table.drop(cursor, self.staged)
 
     def _columns(self, cursor: Any) -> dict[str, str]:  # noqa: ANN401 - a cursor
-        """Return the staged columns that are the target's too, with their types."""
+        """Return the staged columns that the target gets, with their types."""
         found = database.columns_of(cursor, self.staged) or {}
         return {name: kind for name, kind in found.items() if name not in {CHECKPOINT, CHANGE}}
 
@@ -256,7 +256,7 @@ class PostgresPromoter:
         staging_table.drop(cursor, self.staged)
 
     def _create(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
-        """Make the target, or add the columns that are new."""
+        """Create the target, or add the columns that are new."""
         if self.mode.name == "append":
             columns = {**columns, CHECKPOINT: "bigint NOT NULL"}
         made = target.Made(columns, self.mode.key)
@@ -269,11 +269,11 @@ class PostgresPromoter:
         target.create(cursor, self.target, made)
 
     def _put(self, cursor: Any, columns: list[str]) -> None:  # noqa: ANN401 - a cursor
-        """Insert the rows, in the place of the older revision's, of the slot's or of all."""
+        """Insert the rows in place of those of the older revision, of the slot, or of the whole table."""
         from psycopg2 import sql
 
         if not self._make_room(cursor):
-            return  # a replay: what came later has the place
+            return  # a later checkpoint has replaced the whole table already: a replay
         names = [sql.Identifier(name) for name in columns]
         values: list[Any] = list(names)
         there = database.columns_of(cursor, self.target) or {}
@@ -292,7 +292,7 @@ class PostgresPromoter:
                 raise Refused(why)
 
     def _make_room(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Take out what the rows take the place of; False: a later checkpoint has taken it since."""
+        """Delete the rows that are replaced; False if a later checkpoint has replaced the whole table since."""
         from psycopg2 import sql
 
         mine = self._mine(cursor)
@@ -304,33 +304,33 @@ class PostgresPromoter:
         return True
 
     def foreign(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
-        """Say that the target is another pipeline's; None: it is this one's, from now on if it was nobody's."""
+        """Say that the target belongs to another pipeline; else None, and this one owns it from now on."""
         return owner.claim(cursor, self.key.pipeline, self.target, MARKERS)
 
     def _mine(self, cursor: Any) -> Composable | None:  # noqa: ANN401 - a cursor
-        """Return the condition for the rows that are the checkpoint's; None: all are."""
+        """Return the condition for the checkpoint's rows; None if all rows of the table are."""
         if self.slot_rows:
             return self.slot_rows.where(cursor, self.target)
         return staging_table.of_checkpoint(self.key.checkpoint_id) if self.mode.name == "append" else None
 
     def _expect(self, found: int, where: str) -> None:
-        """Refuse to commit another number of rows than were voted for."""
+        """Raise Refused unless there are as many rows as were voted for."""
         if found != self.manifest["rows"]:
             msg = f"expected {self.manifest['rows']} rows, found {found} {where}"
             raise Refused(msg)
 
     def shared(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
-        """Say which other slot has rows of this one's; None: none has."""
+        """Say which other slot overlaps this one; None if none does."""
         return self.slot_rows.shared(cursor, MARKERS, self.key, self.target) if self.slot_rows else None
 
     # --- by key ------------------------------------------------------------------------------------------------------
 
     def is_in_order(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether it replaces nothing, and nothing is promoted that comes later."""
+        """Say whether the output replaces nothing, and no checkpoint that comes later is promoted."""
         return self._older(cursor) is None and not self._overtaken(cursor)
 
     def comes_after_staged(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether something is staged that may be promoted first: until then the target does not tell."""
+        """Say whether another output is staged that may be promoted before this one, and change what it finds."""
         from psycopg2 import sql
 
         names = staging_table.tables(cursor, self.staged.schema, self.staged.name[: len("s_01234567_")])
@@ -345,7 +345,7 @@ class PostgresPromoter:
         return bool(others - set(cursor.fetchall()))
 
     def check_there(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Raise NotThere if something is retracted that is not in the target; in a replacement the history tells."""
+        """Raise NotThere if a retracted row is not in the target; for a replacement the history tells that later."""
         from psycopg2 import sql
 
         if self.mode.name == "retract" and self.is_in_order(cursor):
@@ -359,7 +359,7 @@ class PostgresPromoter:
         return Changes(self.target, self.staged, self.mode.key, mine, retracts=retracts, equals=equals)
 
     def _change(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
-        """Change rows by key as if all checkpoints had come in their order; what is taken back has to be there."""
+        """Change rows by key as if all checkpoints had come in their order; refuse to retract what is not there."""
         changes = self._changes(cursor, columns)
         if not self.mode.keeps:
             self._refuse_missing(changes.missing(cursor, changes.there))
@@ -406,20 +406,23 @@ class PostgresPromoter:
             raise Refused(why)
 
     def has_no_place(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
-        """Say why it cannot be promoted; what is staged now keeps its place, however long it waits (`_limit`)."""
+        """Say why the history has no place for the checkpoint; None if it has: then it keeps it while it is staged.
+
+        `_limit` drops nothing that a staged output may need.
+        """
         if not self.mode.keeps:
             return None
         history.lock(cursor, "limit", self.key.pipeline, self.target, shared=True)
         return self.forgotten(cursor)
 
     def kept(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether the history has what it overwrote."""
+        """Say whether the history has the rows that this revision overwrote."""
         return bool(
             self._ask(cursor, "SELECT 1 FROM {markers} WHERE {order} = {at} AND revision = {revision} AND kept")
         )
 
     def forgotten(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
-        """Say why the checkpoint has no place in the history any more; None: it has one, or comes last."""
+        """Say why the checkpoint has no place in the history any more; None if it has one, or comes last."""
         (found,) = self._ask(cursor, "SELECT min(checkpoint_id) FROM {markers} WHERE {order} >= {at} AND NOT kept")[0]
         if found is None:
             return None
@@ -429,7 +432,7 @@ class PostgresPromoter:
         )
 
     def later(self, cursor: Any) -> str | None:  # noqa: ANN401 - a cursor
-        """Say that a later revision of the checkpoint is in the target though this one never was: another record's."""
+        """Say that a later revision of the checkpoint is in the target already, by another record; else None."""
         query = "SELECT max(revision) FROM {markers} WHERE checkpoint_id = {checkpoint} AND revision > {revision}"
         ((found,),) = self._ask(cursor, query, checkpoint=self.key.checkpoint_id)
         if found is None:
@@ -437,17 +440,17 @@ class PostgresPromoter:
         return f"table {self.target} has its revision {found} already; it is not in this record"
 
     def _older(self, cursor: Any) -> list[str] | None:  # noqa: ANN401 - a cursor
-        """Return the columns of the revision that is replaced; None: there is none."""
+        """Return the columns of the revision that is replaced; None if there is none."""
         query = "SELECT manifest->'schema' FROM {markers} WHERE {order} = {at} AND revision < {revision}"
         found = self._ask(cursor, query, "ORDER BY revision DESC LIMIT 1")
         return [name for name, _ in found[0][0]] if found else None
 
     def _overtaken(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
-        """Say whether something is promoted that comes later."""
+        """Say whether a checkpoint that comes later is promoted."""
         return bool(self._ask(cursor, "SELECT 1 FROM {markers} WHERE {order} > {at}", "LIMIT 1"))
 
     def _narrower(self, cursor: Any, columns: set[str]) -> list[tuple[Order, set[str]]]:  # noqa: ANN401 - a cursor
-        """Return the later checkpoints that leave some of these columns alone, in their order, each with its own."""
+        """Return the later checkpoints that lack some of these columns, in order, each with the columns that it has."""
         query = (
             "SELECT DISTINCT ON ({order}) {order}, ARRAY(SELECT c->>0 FROM jsonb_array_elements(manifest->'schema') c)"
             " FROM {markers} WHERE {order} > {at}"
@@ -456,9 +459,9 @@ class PostgresPromoter:
         return [(order, set(names)) for order, names in found if not columns <= set(names)]
 
     def _limit(self, cursor: Any, chain: History, most: int) -> None:  # noqa: ANN401 - a cursor
-        """Keep the entries of the latest checkpoints only, unless something is staged that may need older ones.
+        """Keep the entries of the latest checkpoints only, unless another output is staged that may need older ones.
 
-        Whoever has staged looks for its place afterwards (`has_no_place`), and waits for who drops entries right now.
+        An attempt looks for its place after it has staged (`has_no_place`), and waits there for this lock.
         """
         history.lock(cursor, "limit", self.key.pipeline, self.target)
         cursor.execute(
@@ -475,7 +478,7 @@ class PostgresPromoter:
             self._ask(cursor, "UPDATE {markers} SET kept = false WHERE kept AND {order} < {first}", first=first)
 
     def _ask(self, cursor: Any, query: str, then: str = "", **more: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a cursor
-        """Ask the markers of this pipeline in this target."""
+        """Run a query over the markers of this pipeline in this target."""
         from psycopg2 import sql
 
         mine = sql.SQL(f"{query} AND pipeline = {{pipeline}} AND target = {{target}} {then}")

@@ -1,4 +1,4 @@
-"""The receipts of decisions beside the markers: what a record that has forgotten them is told by."""
+"""Receipts of decisions, in a table beside the markers. The promotion writes them, `twophase reconcile` reads them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from twophase.sinks.postgres import history
 from twophase.sinks.staged_files.receipts import conflict
 from twophase.storage.database import TableName
 
-#: Beside the markers; a receipt gets there in the transaction that makes the rows visible.
+#: The table of receipts; the transaction that makes the rows visible also inserts the receipt.
 RECEIPTS = TableName(history.SCHEMA, "receipt")
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (pipeline text, target text, commit_seq bigint, epoch integer NOT NULL,
     receipt jsonb NOT NULL, PRIMARY KEY (pipeline, target, commit_seq))"""
-#: The key of a receipt that is kept as a text, in letters that every encoding has.
+#: The key of a receipt that is kept as an escaped text, in ASCII, which every encoding has.
 _ESCAPED = "escaped"
 
 
 def create(cursor: Any) -> None:  # noqa: ANN401 - a cursor
-    """Make the table, unless it is there; its schema is."""
+    """Create the table, unless it is there; its schema is there already."""
     from psycopg2 import sql
 
     if not _is_there(cursor):
@@ -35,7 +35,7 @@ def _is_there(cursor: Any) -> bool:  # noqa: ANN401 - a cursor
 
 
 def keep(cursor: Any, target: TableName, receipt: Json | None) -> None:  # noqa: ANN401 - a cursor
-    """Keep a receipt; its number must be this decision's. What is staged again after its decision has a later epoch."""
+    """Insert a receipt; Refused if its number belongs to another decision. After a restage the later epoch stays."""
     from psycopg2 import sql
 
     if receipt is None:
@@ -55,7 +55,7 @@ def keep(cursor: Any, target: TableName, receipt: Json | None) -> None:  # noqa:
 
 
 def _written(receipt: Json) -> str:
-    """Return a receipt as any database takes it: a path may have letters that its encoding lacks."""
+    """Return a receipt as JSON for a database of any encoding: a path may have letters that the encoding lacks."""
     text = json.dumps(dict(receipt))
     return text if "\\u" not in text else json.dumps({_ESCAPED: text})
 
@@ -66,7 +66,7 @@ def _read(kept: Json) -> Json:
 
 
 def newest(cursor: Any, target: TableName, pipeline: str) -> int | None:  # noqa: ANN401 - a cursor
-    """Return the highest commit_seq that has a receipt; None: there is none."""
+    """Return the highest commit_seq that has a receipt; None if there is none."""
     from psycopg2 import sql
 
     if not _is_there(cursor):
@@ -88,7 +88,7 @@ def since(cursor: Any, target: TableName, pipeline: str, seq: int) -> Iterator[J
 
 
 def marked(cursor: Any, markers: TableName, target: TableName, pipeline: str) -> Iterator[tuple[int, int]]:  # noqa: ANN401 - a cursor
-    """Yield checkpoint and revision of every marker."""
+    """Yield checkpoint and revision of every marker of a pipeline in a target."""
     from psycopg2 import sql
 
     cursor.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", (str(markers),))

@@ -1,4 +1,4 @@
-"""What the account that promotes has to be allowed: asked before anything is recorded, not found out at a promotion."""
+"""Checks the rights of the account that promotes. Called before anything is recorded, and again before the vote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twophase.storage.database import TableName
 
 
 def create_schema(cursor: Any, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
-    """Make the schema of a target that will be made, unless it is there; return why that cannot be."""
+    """Create the schema for a target that will be created, unless it is there; return why not, if it cannot be."""
     from psycopg2 import sql
 
     if _schema(cursor, target.schema) is not None:
@@ -38,7 +38,7 @@ def _schema(cursor: Any, name: str) -> int | None:  # noqa: ANN401 - a cursor
 
 
 def lacking(cursor: Any, target: TableName, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
-    """Say which rights are missing, and how to give them."""
+    """Yield each right that is missing, and how to grant it."""
     cursor.execute("SELECT current_user")
     user = cursor.fetchone()[0]
     yield from _of_markers(cursor, user, mode)
@@ -98,13 +98,13 @@ def _of_target(cursor: Any, user: str, found: catalog.Relation, mode: Mode) -> I
 
 
 def is_owner(cursor: Any, oid: int) -> bool:  # noqa: ANN401 - a cursor
-    """Say whether the account may alter a table."""
+    """Say whether the account owns a table, and so may alter it."""
     cursor.execute("SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s", (oid,))
     return bool(cursor.fetchone()[0])
 
 
 def may_delete(cursor: Any, oid: int) -> bool:  # noqa: ANN401 - a cursor
-    """Say whether the account may take rows out of a table."""
+    """Say whether the account may delete rows of a table."""
     cursor.execute("SELECT has_table_privilege(%s::oid, 'DELETE')", (oid,))
     return bool(cursor.fetchone()[0])
 
@@ -116,9 +116,10 @@ def lacking_for(
     mode: Mode,
     told_by: Collection[str],
 ) -> Iterator[str]:
-    """Say what is missing for these columns: rights on each, and on the sequences that fill those which are lacking.
+    """Yield what is missing for these columns: rights on each, and on the sequences that fill the other columns.
 
-    By key what is overwritten is read first; otherwise those columns are which tell whose a row is.
+    By key all written columns are read, too, since what they overwrite is kept. Otherwise only the columns `told_by`
+    are read: they say which checkpoint or slot a row belongs to.
     """
     changed = [name for name in written if mode.key and name not in mode.key]
     read = written if mode.key else told_by

@@ -1,4 +1,4 @@
-"""Appended rows as a DataFrame: each checkpoint is read by an executor, through Arrow."""
+"""Reads the rows of committed checkpoints as a DataFrame: executors read them by ADBC. `Postgres.read` calls it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def frame(spark: SparkSession, conn_id: str, target: TableName, outputs: Sequence[Output]) -> DataFrame:
     """Return the rows of these revisions, with their checkpoint's number in the column `checkpoint`.
 
-    Where an executor lacks the ADBC wheel, Spark's JDBC reader does it.
+    If an executor lacks the ADBC wheel, Spark's JDBC reader reads them.
     """
     from pyspark.sql import functions
 
@@ -42,7 +42,7 @@ def frame(spark: SparkSession, conn_id: str, target: TableName, outputs: Sequenc
 
 
 class RowReader:
-    """Reads the rows of some checkpoints; its text shows no password."""
+    """Reads the rows of some checkpoints, in an executor; its repr shows no password."""
 
     def __init__(self, dsn: str, target: TableName, columns: Sequence[Carried]) -> None:
         """Name the database, the table and the columns."""
@@ -55,7 +55,7 @@ class RowReader:
         return f"RowReader({self._target})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the checkpoints that the rows name, each as of one moment."""
+        """Read the checkpoints that the incoming rows name, each in one snapshot."""
         from adbc_driver_postgresql import dbapi
 
         for batch in batches:
@@ -66,7 +66,7 @@ class RowReader:
                     yield from self._read(cursor, row["checkpoint"], row["rows"])
 
     def _check(self, cursor: Any, row: dict[str, Any]) -> None:  # noqa: ANN401 - a cursor
-        """See that the rows are still this revision's."""
+        """Check that the rows are still those of this revision."""
         markers = ".".join(map(_quoted, promotion.MARKERS))
         query = f"SELECT max(revision) FROM {markers} WHERE pipeline = $1 AND target = $2 AND checkpoint_id = $3"  # noqa: S608 - ours
         cursor.execute(query, (row["pipeline"], str(self._target), row["checkpoint"]))

@@ -1,13 +1,14 @@
-"""The seal on what was staged: before the vote its tables become the promoter's own, and are seen to be just tables.
+"""Seals a staging table: checks that it is a plain table, and makes the promoting account its owner.
 
-Whoever stages owns what it made, and PostgreSQL lets an owner bring code along: policies, rules, a view in the place of
-a table, expressions of indexes, constraints and statistics that the planner evaluates. It would run with the rights of
-whoever reads the table. So a promoter reads nothing that belongs to another account. It locks the table, which ends
-whatever is under way in it, sees that it is plain, and takes it over, all in one transaction. From then on nobody else
-can change it: neither its rows nor what it is.
+`Postgres.check` calls it before the vote, the promoter before it reads. The account that stages owns the table that it
+made. PostgreSQL lets an owner attach code to a table: policies, rules, a view in its place, expressions of indexes,
+constraints and statistics that the planner evaluates. Such code would run with the rights of whoever reads the table.
+So a promoter reads nothing that belongs to another account. In one transaction it locks the table, which waits for
+whatever is under way in it, checks that it is plain, and takes it over. From then on nobody else can change the rows
+or the table.
 
-A name without a schema is PostgreSQL's own in our sessions (`database.SAFE`), so the text of a type or an expression
-tells whose it is: what is not PostgreSQL's comes with its schema.
+In our sessions a name without a schema is PostgreSQL's own (`database.SAFE`). So the text of a type or an expression
+shows whose it is: anything that is not PostgreSQL's comes with its schema.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from twophase.storage.database import TableName
 _PARTS = {"part": "integer", "rows": "bigint"}
 _LOOK = """SELECT c.oid, c.relkind = 'r', c.relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
-#: What a plain table does not have → where it would be found, by the table's oid.
+#: What a plain table does not have → the query that finds it, by the table's oid.
 _STRANGE = {
     "row security": "pg_class WHERE oid = {0} AND (relrowsecurity OR relforcerowsecurity)",
     "a policy": "pg_policy WHERE polrelid = {0}",
@@ -47,7 +48,7 @@ _STRANGE = {
 _EXPRESSIONS = """SELECT 'default', pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = %(oid)s
     UNION ALL SELECT 'check', pg_get_expr(conbin, conrelid) FROM pg_constraint
     WHERE conrelid = %(oid)s AND contype NOT IN ('n', 'p', 'u')"""
-#: What a staging table that becomes a partition has: its checkpoint's number.
+#: What we put into a staging table that becomes a partition: default and check of the checkpoint's number.
 _OURS = re.compile(rf"(\({staging_table.CHECKPOINT} = )?'?\d+'?(::bigint)?\)?")
 _GRANTED = """SELECT DISTINCT grantee, rolname FROM
     (SELECT (aclexplode(relacl)).grantee FROM pg_class WHERE oid = %(oid)s
@@ -56,10 +57,11 @@ _GRANTED = """SELECT DISTINCT grantee, rolname FROM
 
 
 def seal(cursor: Any, staged: TableName, target: TableName, expected: Mapping[str, str] | None = None) -> str | None:  # noqa: ANN401 - a cursor
-    """Take over a staging table and its parts; say why not, if one of them is more than a table.
+    """Take over a staging table and its table of parts; return why not, if one of them is not a plain table.
 
-    `expected` are its columns with their types, if they are known; otherwise each is of a type of PostgreSQL's own, or
-    of the one that the target's has. What is sealed is not looked at again: a promotion costs one short query.
+    `expected` are its columns with their types, if they are known. Otherwise each column has to be of a type of
+    PostgreSQL's own, or of the type that the target's column has. A sealed table is not checked again, so this costs a
+    promotion one short query per table.
     """
     for table in (staged, staging_table.parts_of(staged)):
         cursor.execute(_LOOK, tuple(table))
@@ -80,7 +82,7 @@ def seal(cursor: Any, staged: TableName, target: TableName, expected: Mapping[st
 
 
 def _locked(cursor: Any, table: TableName, oid: int) -> str | None:  # noqa: ANN401 - a cursor
-    """Wait until nobody else is at it; nothing can be changed in it, nor put in its place, from now on."""
+    """Lock a table against all others; say so if it is not the one that was looked at before."""
     from psycopg2 import sql
 
     cursor.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(table.sql))
@@ -95,7 +97,7 @@ def _strange(
     oid: int,
     expected: Mapping[str, str] | None,
 ) -> Iterator[str]:
-    """Yield what makes it more than a table."""
+    """Yield whatever a plain table would not have."""
     kinds = " UNION ALL ".join(
         f"SELECT {number} WHERE EXISTS (SELECT FROM {where.format('%(oid)s')})"  # noqa: S608 - ours
         for number, where in enumerate(_STRANGE.values())
@@ -119,7 +121,7 @@ def _strange(
 
 
 def _is_known(kind: str, targets: str | None) -> bool:
-    """Say whether a type is PostgreSQL's own, or the one that the target's owner chose: others have a schema."""
+    """Say whether a type is PostgreSQL's own, which has no schema in its text, or that of the target's column."""
     return kind == targets or "." not in kind
 
 
@@ -133,7 +135,7 @@ def _expressions_of(cursor: Any, table: TableName) -> list[tuple[str, str]]:  # 
 
 
 def _take(cursor: Any, table: TableName, oid: int) -> None:  # noqa: ANN401 - a cursor
-    """Change the owner, and take back what the old one has granted to others, itself by way of them."""
+    """Become the owner, and revoke what the old one has granted to others, directly or through them."""
     from psycopg2 import sql
 
     cursor.execute(sql.SQL("ALTER TABLE {} OWNER TO CURRENT_USER").format(table.sql))
@@ -160,7 +162,7 @@ _RIGHTS = """SELECT s.rolname = current_user, current_user, s.rolsuper,
 
 
 def check_accounts(cursor: Any, which: str, stager: str, target: TableName, *, schemas: tuple[str, str]) -> None:  # noqa: ANN401 - a cursor
-    """Raise ConfigError unless an account that stages for another one may only stage.
+    """Raise ConfigError if the account that stages is another than the promoting one, and may do more than stage.
 
     `schemas` are those of the staging tables and of the markers.
     """

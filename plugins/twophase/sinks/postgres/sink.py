@@ -1,4 +1,7 @@
-"""A table in PostgreSQL: rows staged in a table of their own, promoted in one transaction together with the marker."""
+"""The sink `Postgres`: stages rows in a table of their own, and promotes them in one transaction with the marker.
+
+Pipelines declare it; `sinks/base.py` says who calls its methods.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,15 @@ class Postgres(Sink):
     ) -> None:
         """Declare a table (`name` or `schema.name`) in the database of an Airflow connection.
 
-        `append` adds rows, which carry their checkpoint in `_checkpoint`; `upsert` changes or adds by `key`; `retract`
-        applies a changelog by `key`, whose column `_change` says +I, -U, +U or -D; `replace` puts a checkpoint in the
-        place of the whole table, and a slot in the place of the slot's rows: those of its checkpoint, or with
-        `slot_column` all whose column lies in the slot. `create` makes the target, and adds columns that are new.
-        With `attach` the target is partitioned by `_checkpoint`, and a checkpoint becomes a partition as it is.
-        What `upsert` and `retract` overwrite is kept, so that a checkpoint can be run again or come late; `history`
-        says of how many checkpoints, the latest ones: None of all, 0 of none.
-        `staging_conn_id` is for an account that may only stage.
+        `mode` says what a checkpoint does to the table. `append` adds rows, which carry their checkpoint in
+        `_checkpoint`. `upsert` changes or adds rows by `key`. `retract` applies a changelog by `key`, whose column
+        `_change` says +I, -U, +U or -D. `replace` replaces the whole table; in a pipeline with slots it replaces the
+        slot's rows: those of its checkpoint, or with `slot_column` all rows whose column lies in the slot.
+        `create` makes the target, and adds columns that are new. With `attach` the target is partitioned by
+        `_checkpoint`, and the staging table of a checkpoint becomes a partition as it is.
+        Rows that `upsert` and `retract` overwrite are kept, so that a checkpoint can be run again or come late.
+        `history` says for how many of the latest checkpoints: None for all, 0 for none.
+        `staging_conn_id` is the connection of an account that may only stage.
         """
         self.table = str(table)
         self.conn_id = conn_id
@@ -82,7 +86,7 @@ class Postgres(Sink):
         target_check.check_declared(self._named, conn_id, self._mode, slot_column, staging_schema)
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal one: connections by their ids."""
+        """Return the arguments that build an equal sink: connections by their ids."""
         return {
             "table": str(self.target),
             "conn_id": self.conn_id,
@@ -105,7 +109,7 @@ class Postgres(Sink):
         return f"postgres:{self.conn_id}:{self.target}"
 
     def connections(self) -> tuple[str, ...]:
-        """Return the connection that rows are staged by."""
+        """Return the connection that stages rows."""
         return (self._staging_conn_id,)
 
     @property
@@ -113,30 +117,30 @@ class Postgres(Sink):
         return self.staging_conn_id or self.conn_id
 
     def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
-        """Hear whether the pipeline goes by slots: then `replace` means the slot's rows."""
+        """Take note of whether the pipeline goes by slots: then `replace` replaces the slot's rows."""
         super().join(pipeline, name, slotted=slotted)
         self._by_slots = slotted
 
     def claim(self, slot: str) -> Claim | None:
-        """Return the rows that a column says are the slot's."""
+        """Return the slot's claim by `slot_column`; None without one."""
         return None if self.slot_column is None else SlotRows(self.slot_column, Slot.parse(slot)).claim
 
     def widens(self, before: str, after: str) -> bool:
-        """Let types be wider: the target's column is what it is, and each value that is staged has to fit into it."""
+        """Allow wider types: the target's column keeps its type, and each staged value has to fit into it."""
         return widens(before, after)
 
     @property
     def slotted(self) -> bool:
-        """Say whether a slot owns the rows that a column says."""
+        """Say whether a slot owns rows by `slot_column`."""
         return self.slot_column is not None
 
     @property
     def ordered(self) -> bool:  # type: ignore[override]
-        """What comes later wins, so nothing may overtake; appended rows and slots do not get into each other's way."""
+        """Say whether a later checkpoint overwrites an earlier one; appended rows and slots do not touch each other."""
         return self.mode in BY_KEY or (self.mode == "replace" and not (self._by_slots or self.slotted))
 
     def objection(self, *, latest: bool) -> str | None:
-        """Refuse what would bring an older state back, and what others may have been computed from."""
+        """Refuse a new revision whose older one cannot be undone, or that later checkpoints have built upon."""
         if self.mode in BY_KEY and self.history == 0:
             return f"what {_AN[self.mode]} has overwritten is not kept, with history=0"
         if self.mode in BY_KEY and not latest:
@@ -151,7 +155,7 @@ class Postgres(Sink):
     # --- before anything is recorded ---------------------------------------------------------------------------------
 
     def prepare(self, slot: str | None = None) -> None:
-        """See that the target fits, and make the places for staging and for markers."""
+        """Check that the target fits; create the schema for staging, and the tables of markers and receipts."""
         import psycopg2
 
         if slot is not None and self.mode in BY_KEY and not self._mode.keeps:
@@ -177,7 +181,7 @@ class Postgres(Sink):
             raise (SinkUnavailable if database.passes(error) else ConfigError)(msg) from None
 
     def _claim(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Take the target for the pipeline that declares it."""
+        """Make the pipeline that declares the sink the owner of the target; ConfigError if it has another."""
         if self.pipeline is not None:
             theirs = owner.claim(cursor, self.pipeline, self.target, promotion.MARKERS)
             if theirs:
@@ -190,7 +194,7 @@ class Postgres(Sink):
             return owner.owner_of(cursor, self.target)
 
     def hand_over(self, to: str) -> None:
-        """Let the target belong to another pipeline, unless its rows carry checkpoints of this one."""
+        """Make another pipeline the owner of the target, unless its rows carry checkpoints of this one."""
         with self._looking() as cursor:
             if owner.carries_checkpoints(cursor, self.target):
                 self._refuse(
@@ -202,7 +206,7 @@ class Postgres(Sink):
             self._refuse(two_owners("it", other))
 
     def _stager(self) -> str:
-        """Ask the server as whom rows are staged."""
+        """Return the account that stages rows, as the server knows it."""
         with database.transaction(self._staging_conn_id) as cursor:
             cursor.execute("SELECT current_user")
             found: str = cursor.fetchone()[0]
@@ -212,7 +216,7 @@ class Postgres(Sink):
 
     @property
     def _prefix(self) -> str:
-        """Return what the names of this sink's staging tables begin with: nobody else writes to its target."""
+        """Return the prefix of this sink's staging tables; it stands for the target, which no other sink writes to."""
         return f"s_{hashlib.blake2s(self.location().encode(), digest_size=4).hexdigest()}"
 
     def place(
@@ -222,9 +226,9 @@ class Postgres(Sink):
         token: str,
         *,
         slot: str | None = None,
-        older: Output | None = None,  # noqa: ARG002 - what it replaces the markers tell
+        older: Output | None = None,  # noqa: ARG002 - the markers say what it replaces
     ) -> Json:
-        """Name a staging table; the token keeps it apart if a restored record repeats epochs."""
+        """Name a staging table; its token is random, since a restored record may repeat epochs."""
         name = f"{self._prefix}_{key.checkpoint_id:08d}_r{key.revision}_a{attempt}_{token}"
         place: dict[str, Any] = {
             "attempt": attempt,
@@ -237,7 +241,7 @@ class Postgres(Sink):
         return place
 
     def _slot_place(self, slot: str | None) -> dict[str, Any]:
-        """Say which rows are the slot's, if it takes their place: its checkpoint's, or those that a column says."""
+        """Return the slot, and the slot column if there is one, for a handle that replaces the slot's rows; else {}."""
         if slot is None and self.slot_column is not None:
             msg = f"{self._named}: slot_column={self.slot_column!r}, but there is no slot; give it one"
             raise ConfigError(msg)
@@ -254,7 +258,7 @@ class Postgres(Sink):
         return self.seal(key, sink, handle, schema, columns)
 
     def open(self, key: Key, sink: str, handle: Json, schema: Schema) -> Columns:
-        """Make the staging table, with the target's types; a column that does not fit is an error."""
+        """Create the staging table, with the target's types; ConfigError if a column does not fit."""
         if self.key and (ours := [column.name for column in schema if column.name.startswith(OURS)]):
             msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
             raise ConfigError(msg)
@@ -271,7 +275,7 @@ class Postgres(Sink):
         return columns
 
     def seal(self, key: Key, sink: str, handle: Json, schema: Schema, columns: Columns) -> Json:
-        """Look at what was loaded: types, keys, how many rows; return the manifest's summary."""
+        """Convert and check what was loaded: types, keys, the slot's rows; return the manifest's summary."""
         which, table = _which(key, sink), TableName(*handle["staging"])
         hit("stage.written")
         with database.transaction(self._staging_conn_id) as cursor:
@@ -294,7 +298,7 @@ class Postgres(Sink):
         }
 
     def check(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Seal the staging table; raise ManifestMismatch unless it has the parts that the manifest says."""
+        """Seal the staging table, compare it with the manifest, and check that the target will accept it."""
         table = TableName(*handle["staging"])
         with self._looking() as cursor:
             database.make_durable(cursor)
@@ -324,23 +328,23 @@ class Postgres(Sink):
         Acceptance(promoter).check()
 
     def _expected(self, cursor: Any, key: Key, manifest: Json) -> dict[str, str]:  # noqa: ANN401 - a cursor
-        """Return the columns of a staging table, with their types, by what the manifest says and the target has."""
+        """Return the columns that the staging table must have, with their types, from the manifest and the target."""
         plan = self._plan(cursor, f"checkpoint {key}", tuple(Column(*column) for column in manifest["schema"]))
         marked = {CHECKPOINT: "bigint"} if self.attach else {}
         return {name: postgres for name, (postgres, _) in plan.items()} | marked
 
     def _plan(self, cursor: Any, which: str, schema: Schema) -> Columns:  # noqa: ANN401 - a cursor
-        """Say for each column which type it has in the target and how it gets there."""
+        """Return for each column its type in the target, and how it gets there."""
         there, bases = database.columns_of(cursor, self.target), target_check.domains_of(cursor, self.target)
         changes = self.mode == "retract"
         return staging_table.plan(which, schema, there, create=self.create, changes=changes, bases=bases)
 
     def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
-        """Return what an attempt staged; of a changelog the changes themselves."""
+        """Return the rows that an attempt staged; for a changelog, the changes themselves."""
         return PostgresRows(self.conn_id, RowSelection(TableName(*handle["staging"])), manifest["schema"])
 
-    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - likewise
-        """Return the rows whose keys are staged, or that are the slot's, as they are and as they would be."""
+    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - see staged
+        """Return the rows of the staged keys, or of the slot: as they are now, and as they would be after promotion."""
         table, rows, then = TableName(*handle["staging"]), SlotRows.of(handle), None
         if rows is None and self.mode not in BY_KEY:
             return None
@@ -364,7 +368,7 @@ class Postgres(Sink):
 
     def _promoter(self, key: Key, handle: Json, manifest: Json) -> PostgresPromoter:
         mode = self._mode
-        if by_checkpoint(self.mode, handle):  # to replace a slot's rows is to append its next revision
+        if by_checkpoint(self.mode, handle):  # replacing a slot's rows means appending its next revision
             mode = replace(mode, name="append")
         return PostgresPromoter(self.conn_id, mode, key, handle, manifest)
 
@@ -373,7 +377,7 @@ class Postgres(Sink):
         return Mode(self.mode, tuple(self.key), create=self.create, attach=self.attach, history=self.history)
 
     def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        """Say where the output stands without changing it."""
+        """Say whether the output is promoted, staged or lost; change no row."""
         return self._promoter(key, handle, manifest).find()
 
     def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
@@ -381,7 +385,7 @@ class Postgres(Sink):
         return self._promoter(key, handle, manifest).promote()
 
     def discard(self, key: Key, handle: Json) -> None:  # noqa: ARG002 - every attempt of it goes
-        """Remove what any attempt of a dead revision staged."""
+        """Remove what any attempt of an aborted revision staged."""
         for left in self.attempts():
             if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
                 self.remove(left)
@@ -397,13 +401,13 @@ class Postgres(Sink):
                 yield Attempt(int(match[1]), int(match[2]), int(match[3]), name)
 
     def remove(self, left: Attempt) -> None:
-        """Remove one of those."""
+        """Drop one staging table."""
         with self._looking() as cursor:
             staging_table.drop(cursor, TableName(self.staging_schema, left.path))
 
     @contextmanager
     def _looking(self) -> Iterator[Any]:
-        """Hand out a cursor in the target database; its errors say which sink it was."""
+        """Hand out a cursor in the target database, in one transaction; name the sink in errors."""
         import psycopg2
 
         try:
@@ -416,37 +420,37 @@ class Postgres(Sink):
     # --- for a record that is older than the table -------------------------------------------------------------------
 
     def newest(self, pipeline: str) -> int | None:
-        """Return the number of the newest receipt; markers of a time without any tell no numbers."""
+        """Return the commit_seq of the newest receipt; None without receipts: markers do not say a commit_seq."""
         with self._looking() as cursor:
             return receipts.newest(cursor, self.target, pipeline)
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
-        """Yield what is kept beside the markers."""
+        """Yield the receipts that are kept beside the markers."""
         with self._looking() as cursor:
             yield from receipts.since(cursor, self.target, pipeline, since)
 
     def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
-        """Yield every marker."""
+        """Yield checkpoint and revision of every marker."""
         with self._looking() as cursor:
             yield from receipts.marked(cursor, promotion.MARKERS, self.target, pipeline)
 
     # --- verify, read ------------------------------------------------------------------------------------------------
 
     def verify(self, output: Output) -> Iterator[str]:
-        """Compare a committed revision with its marker, its own rows by number, upserted ones by key."""
+        """Compare a committed revision with its marker, and with its rows: by their count, or upserted ones by key."""
         promoter = self._promoter(output.key, output.handle, output.manifest)
         with self._looking() as cursor:
             yield from self._held(cursor).differences(output, promoter)
 
     def strangers(self, known: Iterable[Output]) -> Iterator[str]:
-        """Yield the checkpoints that rows name and no committed revision does."""
+        """Yield the checkpoints that rows carry though none of them is committed."""
         known = list(known)
         if self.mode == "append" or any(by_checkpoint(self.mode, output.handle) for output in known):
             with self._looking() as cursor:
                 yield from self._held(cursor).strangers(known)
 
     def stands(self, output: Output) -> bool:
-        """Say whether a revision's rows are the ones in the target: no later revision has taken their place."""
+        """Say whether a revision's rows are still in the target: no later revision has replaced them."""
         with self._looking() as cursor:
             return self._held(cursor).stands(output)
 
@@ -454,7 +458,7 @@ class Postgres(Sink):
         return Held(cursor, self.target, self._mode)
 
     def committed(self, output: Output) -> RowSet:
-        """Return the rows of a decided revision, as long as they are the ones in the target."""
+        """Return the rows of a decided revision; Swept if a later one has replaced them."""
         if self.mode in BY_KEY:
             self._refuse(f"what a checkpoint of mode {self.mode!r} changed is not told apart once it is committed")
         if not self.stands(output):
@@ -465,7 +469,7 @@ class Postgres(Sink):
         return PostgresRows(self.conn_id, RowSelection(self.target, where=mine), output.manifest["schema"], "committed")
 
     def check_readable(self, outputs: Sequence[Output] = ()) -> None:
-        """Raise ConfigError unless rows say whose they are."""
+        """Raise ConfigError unless rows say which checkpoint they belong to."""
         whole = self.mode == "replace" and not all("slot" in output.handle for output in outputs)
         if self.mode in BY_KEY or whole:
             self._refuse(f"rows of mode {self.mode!r} do not say whose they are; read the table itself")
@@ -478,11 +482,11 @@ class Postgres(Sink):
                 )
 
     def reading_connections(self) -> tuple[str, ...]:
-        """Return the connection that rows are read by."""
+        """Return the connection that reads rows."""
         return (self.conn_id,)
 
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
-        """Return a frame over the rows of decided revisions that still stand."""
+        """Return a DataFrame over decided revisions; ManifestMismatch if a later one has replaced the rows of one."""
         from twophase.sinks.postgres import row_read
 
         self.check_readable(outputs)

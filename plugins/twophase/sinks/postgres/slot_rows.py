@@ -1,8 +1,9 @@
-"""The rows that a slot owns in a table that is replaced slot by slot, told apart by a column of the table's own.
+"""The rows that a slot owns by the value of a column (`slot_column`), in a target that is replaced slot by slot.
 
-An interval owns the rows whose column lies in it, its start included and its end not; a date is its first moment in
-UTC, and a time without zone is UTC's. A partition key owns the rows whose column equals it. So two slots must not share
-a moment: the one that comes second is refused, before its vote if the first is promoted by then, else by the promotion.
+Called by the sink, its checks and the promotion. An interval owns the rows whose column lies in it, its start included
+and its end not. A date counts as midnight UTC, a time without zone as UTC. A partition key owns the rows whose column
+equals it. So two slots must not overlap. The second one is refused: before its vote if the first is promoted by then,
+else by its promotion.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ if TYPE_CHECKING:
     from psycopg2.sql import Composable
 
 _TIMES = re.compile(r"date|timestamp(\(\d\))? with(out)? time zone")
-#: A partition key that is a time stands for that moment alone.
+#: A partition key that is a time stands for that moment only.
 _MOMENT = timedelta(microseconds=1)
 
 
 class SlotRows(NamedTuple):
-    """Which rows of a table are one slot's."""
+    """The rows of one slot, as a column tells."""
 
     column: str
     slot: Slot
 
     @classmethod
     def of(cls, handle: Json) -> SlotRows | None:
-        """Read them from a handle; None: they are not told apart by a column of the table's own."""
+        """Read column and slot from a handle; None if the sink has no `slot_column`."""
         column = handle.get("slot_column")
         return None if column is None else cls(column, Slot.parse(handle["slot"]))
 
     def condition(self, kind: str, equals: Mapping[str, Composable]) -> Composable:
-        """Return what is true for these rows, where the column has this type, and is the same by `equals`.
+        """Return the condition for these rows, given the column's type and the operators that compare values.
 
-        Intervals are in UTC, so each of the three types reads the same moments from them.
+        Intervals are written in UTC, so date and both timestamp types read the same moments from them.
         """
         from psycopg2 import sql
 
@@ -55,7 +56,7 @@ class SlotRows(NamedTuple):
         return sql.SQL("{} {} {}").format(column, equals.get(self.column, sql.SQL("=")), sql.Literal(moment))
 
     def where(self, cursor: Any, table: TableName) -> Composable:  # noqa: ANN401 - a cursor
-        """Return the condition for these rows of a table that is there."""
+        """Return the condition for these rows of an existing table."""
         from psycopg2 import sql
 
         kind = (database.columns_of(cursor, table) or {}).get(self.column, "")
@@ -63,14 +64,14 @@ class SlotRows(NamedTuple):
 
     @property
     def claim(self) -> Claim:
-        """Return what the slot has of the table: a stretch of time, or the rows with its key."""
+        """Return the slot's claim on the table: a stretch of time, or its key."""
         span = _span(self.slot)
         return Claim(self.slot.text) if span is None else Claim("", *span)
 
     # --- before the vote ---------------------------------------------------------------------------------------------
 
     def objection(self, cursor: Any, kind: str) -> str | None:  # noqa: ANN401 - a cursor
-        """Say why a column of this type cannot tell whether a row is the slot's; None: it can."""
+        """Say why a column of this type cannot tell whether a row belongs to the slot; None if it can."""
         return self._misfit(kind) if _TIMES.fullmatch(kind) or self.slot.end else self._misspelt(cursor, kind)
 
     def _misfit(self, kind: str) -> str | None:
@@ -84,7 +85,7 @@ class SlotRows(NamedTuple):
         return None
 
     def _misspelt(self, cursor: Any, kind: str) -> str | None:  # noqa: ANN401 - a cursor
-        """See that no other key can mean the same value."""
+        """Say that the key is not spelt as the column spells it: another key could mean the same value; else None."""
         import psycopg2
         from psycopg2 import sql
 
@@ -99,7 +100,7 @@ class SlotRows(NamedTuple):
         return None if found == self.slot.text else f"expected a key as the column spells it, {found!r}"
 
     def check_staged(self, cursor: Any, which: str, table: TableName, kind: str) -> None:  # noqa: ANN401 - a cursor
-        """Raise BadValue if a staged row is not the slot's: a later run of the slot would not find it."""
+        """Raise BadValue if a staged row does not belong to the slot: a later run of the slot would not replace it."""
         from psycopg2 import sql
 
         outside = sql.SQL("SELECT {0}::text, count(*) OVER () FROM {1} WHERE ({2}) IS NOT TRUE ORDER BY {0} LIMIT 1")
@@ -116,7 +117,7 @@ class SlotRows(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """Say which values are the slot's."""
+        """Return which values belong to the slot, in words."""
         slot = self.slot
         if slot.start is None or slot.end is None:
             return repr(slot.text)
@@ -125,16 +126,17 @@ class SlotRows(NamedTuple):
     # --- beside other slots ------------------------------------------------------------------------------------------
 
     def shared(self, cursor: Any, markers: TableName, key: Key, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
-        """Say which promoted slot has a part of this one's rows; None: none has.
+        """Say which promoted slot overlaps this one; None if none does.
 
-        Those that are promoted share nothing, so the last one that begins before this one's end tells.
+        Promoted slots do not overlap each other, so it is enough to look at the last one that begins before this one's
+        end.
         """
         from psycopg2 import sql
 
         mine = _span(self.slot)
         kind = (database.columns_of(cursor, target) or {}).get(self.column, "")
         if mine is None or not _TIMES.fullmatch(kind):
-            return None  # nothing is promoted, or a key, which is one checkpoint's by the record
+            return None  # the target is new, or the slot is a key: the record lets one checkpoint have it
         before = (
             "SELECT slot_order FROM {} WHERE pipeline = %s AND target = %s AND checkpoint_id <> %s AND slot_order < %s"
             " ORDER BY slot_order DESC LIMIT 1"
@@ -149,17 +151,17 @@ class SlotRows(NamedTuple):
         return f"slot {self.slot.text!r} overlaps {other.text!r}, which is in {target}; a row must be one slot's"
 
     def lock(self, cursor: Any, key: Key, target: TableName) -> None:  # noqa: ANN401 - a cursor
-        """Let one promotion at a time look for others and commit; they apply their rows side by side."""
+        """Let one promotion at a time look for overlaps and commit; rows are applied in parallel before that."""
         history.lock(cursor, "slots", key.pipeline, target)
 
 
 def by_checkpoint(mode: str, handle: Json) -> bool:
-    """Say whether rows carry their checkpoint's number, and are told apart by it."""
+    """Say whether a checkpoint's rows are found by the checkpoint's number that they carry."""
     return mode == "append" or ("slot" in handle and "slot_column" not in handle)
 
 
 def check_column(cursor: Any, which: str, column: str, kind: str | None, slot: str | None) -> None:  # noqa: ANN401 - a cursor
-    """Raise ConfigError unless a column is there, and its type can tell the slot's rows, once the slot is known."""
+    """Raise ConfigError unless the column is there and, once the slot is known, its type can tell the slot's rows."""
     msg = f"{which}: slot_column {column!r}"
     if kind is None:
         msg = f"{msg}: there is no such column; expected one that says which slot a row belongs to"

@@ -1,10 +1,10 @@
-"""One attempt's staging table: made by the driver, loaded by the executors in parallel, and looked at before the vote.
+"""The staging table of one attempt: the driver creates it, executors load it in parallel, `seal` checks it.
 
     <staging schema>.s_<sink>_00000017_r1_a3_7c1e09ab          the rows, LOGGED: they outlive a crash of the server
     <staging schema>.s_<sink>_00000017_r1_a3_7c1e09ab_parts    which Spark partitions are in it, one row each
 
-A partition and its row in `…_parts` are one transaction, and the row's key is the partition's number: a task that Spark
-runs twice, or whose reply is lost, is in the table once.
+One transaction loads a partition and inserts its row in `…_parts`, whose key is the partition's number. So a task that
+Spark runs twice, or whose reply is lost, is in the table once. Called by the sink, the promotion and their checks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CHECKPOINT = "_checkpoint"
-#: What a row of a changelog means, and the column that says it.
+#: The column that says what a row of a changelog means, and its values.
 CHANGE = "_change"
 ADDED, TAKEN_BACK = ("+I", "+U"), ("-U", "-D")
 _SAID = re.compile(
@@ -43,7 +43,7 @@ _NO_WHEEL = re.compile(r"No module named '(adbc_driver_\w+)'")
 
 
 class StagedParts(NamedTuple):
-    """What is in a staging table: its parts, and their rows."""
+    """The parts of a staging table: the number of each, and how many rows it has."""
 
     parts: tuple[tuple[int, int], ...]
 
@@ -53,14 +53,14 @@ class StagedParts(NamedTuple):
         return sum(rows for _, rows in self.parts)
 
     def digest(self, table: TableName) -> str:
-        """Return what stands for the whole: the table's name is one attempt's own."""
+        """Return the digest of the parts and of the table's name, which belongs to one attempt only."""
         import xxhash
 
         return xxhash.xxh3_64_hexdigest(repr((str(table), self.parts)).encode())
 
 
 def parts_of(table: TableName) -> TableName:
-    """Return where the parts of a staging table are counted."""
+    """Return the table that lists the parts of a staging table."""
     return TableName(table.schema, f"{table.name}_parts")
 
 
@@ -79,11 +79,12 @@ def plan(  # noqa: PLR0913 - what is known of the output and the target
     changes: bool = False,
     bases: Mapping[str, str] | None = None,
 ) -> Columns:
-    """Say for each column which type it has in Postgres and how it gets there.
+    """Return for each column its type in PostgreSQL, and how it gets there; ConfigError if one does not fit.
 
-    `target` are the columns of the target, None if it is still to be made; with `create` what it lacks will be added.
-    With `changes` a column says what each row means, which is none of the target's. `bases` are the types below those
-    that are domains: what is loaded as one is a value of the domain once it is in the staging table.
+    `target` are the columns of the target, None if it does not exist yet; with `create` missing ones will be added.
+    With `changes` the output is a changelog, and the column that says what a row means is not one of the target's.
+    `bases` are the base types of columns that have a domain: values are loaded as the base type, and become values of
+    the domain in the staging table.
     """
     found: Columns = {}
     if changes:
@@ -119,7 +120,7 @@ def plan(  # noqa: PLR0913 - what is known of the output and the target
 
 
 def create_schema(cursor: Any, schema: str, stager: str) -> None:  # noqa: ANN401 - a cursor
-    """Make the schema of the staging tables, unless it is there: whoever promotes owns it, whoever stages uses it."""
+    """Create the schema of the staging tables, unless it is there; the account that stages may create tables in it."""
     from psycopg2 import sql
 
     cursor.execute("SELECT to_regnamespace(%s)", (schema,))
@@ -131,7 +132,7 @@ def create_schema(cursor: Any, schema: str, stager: str) -> None:  # noqa: ANN40
 
 
 def tables(cursor: Any, schema: str, prefix: str) -> list[str]:  # noqa: ANN401 - a cursor
-    """List the staging tables whose names begin so; one that has become a partition is none any more."""
+    """List the staging tables with this prefix; one that has become a partition is no staging table any more."""
     cursor.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relkind = 'r' AND NOT c.relispartition AND starts_with(c.relname, %s)",
@@ -141,7 +142,7 @@ def tables(cursor: Any, schema: str, prefix: str) -> list[str]:  # noqa: ANN401 
 
 
 def create(cursor: Any, table: TableName, columns: Columns, checkpoint: int | None) -> None:  # noqa: ANN401 - a cursor
-    """Make the staging table; with `checkpoint` it can become a partition of the target."""
+    """Create the staging table; with `checkpoint` it can become a partition of the target."""
     from psycopg2 import sql
 
     lines = [
@@ -161,7 +162,7 @@ def create(cursor: Any, table: TableName, columns: Columns, checkpoint: int | No
 
 
 def converted(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Convert the columns that need it; a value that does not fit stops the job, and says which."""
+    """Convert the columns that need it; a value that does not fit stops the job with an error that names it."""
     from pyspark.sql import functions
 
     def convert(name: str, postgres: str, how: Loading) -> Any:  # noqa: ANN401 - a Column
@@ -179,9 +180,9 @@ def converted(frame: DataFrame, columns: Columns) -> DataFrame:
 
 
 def load(which: str, frame: DataFrame, conn_id: str, table: TableName) -> None:
-    """Let the executors load every partition; the connection's password goes to them over Spark's own channel.
+    """Let the executors load every partition; they get the connection's password over Spark's own channel.
 
-    Where one of them lacks the ADBC wheel, Spark's JDBC writer does it.
+    If one of them lacks the ADBC wheel, Spark's JDBC writer loads the rows.
     """
     try:
         if jdbc_load.is_needed(frame.sparkSession):
@@ -196,7 +197,7 @@ def load(which: str, frame: DataFrame, conn_id: str, table: TableName) -> None:
 
 
 def _explained(which: str, error: Exception) -> Exception:
-    """Say what a failed load means."""
+    """Return the error that says what a failed load means; the same error if nobody knows."""
     text = str(error)
     if ours := spark_task_errors.heard(text):
         return BadValue(f"{which}: {ours}; correct it in the transform")
@@ -216,7 +217,7 @@ def _explained(which: str, error: Exception) -> Exception:
 
 
 def net(table: TableName, columns: Sequence[str], sign: str) -> Composable:
-    """Return the rows that a changelog adds (`sign` is >) or takes back (<) in the end; its order does not matter."""
+    """Return the net rows that a changelog adds (`sign` is >) or retracts (<); its order does not matter."""
     from psycopg2 import sql
 
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
@@ -257,10 +258,10 @@ def finish(  # noqa: PLR0913 - what is staged, and what becomes of it
     *,
     planned: bool,
 ) -> None:
-    """Give the loaded columns their own types, and see that every key is there once.
+    """Give the loaded columns their own types, and check that every key is there once.
 
-    `planned` says that queries over the rows have to be planned well: a merge, or readers of a partition. Rows that are
-    only inserted are read once from end to end, and statistics of them would take a tenth of the whole.
+    `planned` asks for statistics, if queries over the rows have to be planned well: a merge, or reads of a partition.
+    Rows that are only inserted are read once from end to end, and statistics would cost a tenth of the whole.
     """
     import psycopg2
     from psycopg2 import errors, sql
@@ -286,7 +287,7 @@ def finish(  # noqa: PLR0913 - what is staged, and what becomes of it
         )
         raise ConfigError(msg) from error
     except (psycopg2.DataError, psycopg2.IntegrityError, psycopg2.InternalError, errors.ProgramLimitExceeded) as error:
-        # beside values: what a domain says, a function of its own too, and what is too long for the index by key
+        # Also a domain's constraint, or a function in it, and a value that is too long for the index by key.
         msg = f"{which}: the target database refuses a value: {database.one_line(error)}; correct it in the transform"
         raise BadValue(msg) from error
 
@@ -319,12 +320,12 @@ def _check_nulls(cursor: Any, which: str, table: TableName, key: Sequence[str]) 
 
 
 def _shown(key: Sequence[str], row: Sequence[Any]) -> str:
-    """Return the values of a key, cut."""
+    """Return the values of a key, cut to a length that an error can show."""
     return ", ".join(f"{name} {value!r}"[:100] for name, value in zip(key, row, strict=False))
 
 
 def _check_changes(cursor: Any, which: str, table: TableName, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
-    """See that every change has a meaning, every key is there, and one row of each key is left."""
+    """Check that `_change` has known values only, that no key is null, and that at most one row of each key is left."""
     from psycopg2 import sql
 
     known = (*ADDED, *TAKEN_BACK)
@@ -344,7 +345,7 @@ def _check_changes(cursor: Any, which: str, table: TableName, columns: Columns, 
 
 
 def look(cursor: Any, table: TableName) -> StagedParts | None:  # noqa: ANN401 - a cursor
-    """Return what is in a staging table; None: it is not there."""
+    """Return the parts of a staging table; None if the table is not there."""
     from psycopg2 import sql
 
     cursor.execute("SELECT to_regclass(%s) IS NOT NULL AND to_regclass(%s) IS NOT NULL", _names(table))
@@ -355,14 +356,14 @@ def look(cursor: Any, table: TableName) -> StagedParts | None:  # noqa: ANN401 -
 
 
 def _names(table: TableName) -> tuple[str, str]:
-    """Return both tables as to_regclass reads them; their names need no quotes inside."""
+    """Return both tables as to_regclass reads them; there are no quotes in their names."""
     return f'"{table.schema}"."{table.name}"', f'"{table.schema}"."{parts_of(table).name}"'
 
 
 def drop(cursor: Any, table: TableName) -> None:  # noqa: ANN401 - a cursor
-    """Remove a staging table and the count of its parts, if they are there, with all that was made of them.
+    """Drop a staging table and its table of parts, if they are there, and all that depends on them.
 
-    Anybody who sees the schema can make a view on a table, which would keep it from being dropped.
+    Anybody who may use the schema can create a view on a table, which would keep it from being dropped.
     """
     from psycopg2 import sql
 
@@ -370,9 +371,9 @@ def drop(cursor: Any, table: TableName) -> None:  # noqa: ANN401 - a cursor
 
 
 def equals(cursor: Any, table: TableName) -> dict[str, Composable]:  # noqa: ANN401 - a cursor
-    """Return the operator by which values of a column are the same, where its type is not PostgreSQL's own.
+    """Return the equality operator of each column whose type is not PostgreSQL's own.
 
-    Our sessions find PostgreSQL's operators only; by those a `citext` would be compared as a text.
+    Our sessions find only PostgreSQL's operators; these would compare a `citext` as a text.
     """
     from psycopg2 import sql
 
@@ -401,7 +402,7 @@ def of_checkpoint(checkpoint_id: int) -> Composable:
 
 
 def schema_of(frame: DataFrame) -> Schema:
-    """Return a frame's columns as the record keeps them."""
+    """Return a DataFrame's columns as the record keeps them."""
     return tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
 
 
@@ -409,7 +410,7 @@ def schema_of(frame: DataFrame) -> Schema:
 
 
 class Loader:
-    """Loads one partition of a frame, in one transaction with its row in the parts; its text shows no password."""
+    """Loads one partition, in one transaction with its row in the table of parts; its repr shows no password."""
 
     def __init__(self, dsn: str, table: TableName) -> None:
         """Name the database and the staging table."""
@@ -447,7 +448,7 @@ class Loader:
                 f"INSERT INTO {where} VALUES ($1, $2) ON CONFLICT (part) DO NOTHING RETURNING rows",  # noqa: S608
                 (part, rows),
             )
-            if cursor.fetchone() is None:  # another run of this task was faster: what this one loaded is not needed
+            if cursor.fetchone() is None:  # another run of this task was faster: roll back what this one loaded
                 connection.rollback()
                 cursor.execute(f"SELECT rows FROM {where} WHERE part = $1", (part,))  # noqa: S608
                 found = cursor.fetchone()

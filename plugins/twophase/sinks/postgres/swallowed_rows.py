@@ -1,4 +1,7 @@
-"""Did all that was staged arrive? Asked inside the promotion's transaction: a trigger or a rule may swallow rows."""
+"""Checks that all staged rows arrived in the target: a trigger or a rule may swallow some.
+
+The promotion calls it inside its transaction.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_watched(cursor: Any, target: TableName) -> bool:  # noqa: ANN401 - a cursor
-    """Say whether somebody's trigger or rule sees the rows; those that wait for the commit have their say now."""
+    """Say whether triggers or rules of the target see the rows; if so, run the deferred ones now."""
     found = catalog.kind_of(cursor, target)
     if found is None or not catalog.watchers_of(cursor, found.oid):
         return False
@@ -32,9 +35,10 @@ def count(cursor: Any, table: TableName, where: Composable | None = None) -> int
 
 
 def swallowed(cursor: Any, changes: Changes, rows: Composable, columns: Iterable[str]) -> int:  # noqa: ANN401 - a cursor
-    """Count the keys that are not what `rows` make of them: there or not, and with these columns.
+    """Count the keys that are not as `rows` want them: there or not there, and with these columns.
 
-    A trigger may change values. So only a row that this transaction has not written is held against what is staged.
+    A trigger may change values of rows that it lets through. So the columns are compared only in rows that this
+    transaction has not written.
     """
     from psycopg2 import sql
 

@@ -1,4 +1,7 @@
-"""The target itself: how it is made, gets columns, and takes a staging table in as a partition."""
+"""Changes to the target table itself: creates it, adds columns, attaches a staging table as a partition.
+
+Called by the promotion, and by its trial before the vote.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from twophase.storage.database import TableName
 
 
 class Made(NamedTuple):
-    """What a target is made of."""
+    """What a new target consists of."""
 
-    #: Each with its type, and what else is said of it.
+    #: Each name with its type and its constraints.
     columns: Mapping[str, str]
     key: tuple[str, ...] = ()
     partitioned_by: str | None = None
@@ -22,7 +25,7 @@ class Made(NamedTuple):
 
 
 def create(cursor: Any, target: TableName, made: Made) -> None:  # noqa: ANN401 - a cursor
-    """Make the target, or add the columns that are new; of checkpoints that are promoted at once one does."""
+    """Create the target, or add the columns that are new; of several promotions at once, one does it."""
     from psycopg2 import sql
 
     there = database.columns_of(cursor, target)
@@ -53,11 +56,11 @@ def _create(cursor: Any, target: TableName, made: Made) -> None:  # noqa: ANN401
 
 
 def lock(cursor: Any, target: TableName) -> None:  # noqa: ANN401 - a cursor
-    """Lock the target for changes before anything of it is read.
+    """Lock the target for changes before anything in it is read.
 
-    A transaction that reads first and changes later would meet one that rebuilds the indexes half-way: each would wait
-    for the other. Partitions are left out: there may be more of them than the server has room for locks. Who has rights
-    on columns only may change them but not lock the table: such a promotion may be the victim of a deadlock.
+    A transaction that reads first and changes later could deadlock with one that rebuilds the indexes. Partitions are
+    not locked: there may be more of them than the server has room for locks. An account that has rights on columns only
+    may not lock the table: its promotion may be the victim of a deadlock.
     """
     from psycopg2 import sql
 
@@ -71,14 +74,14 @@ def lock(cursor: Any, target: TableName) -> None:  # noqa: ANN401 - a cursor
 
 
 def attach(cursor: Any, target: TableName, staged: TableName, key: Key) -> None:  # noqa: ANN401 - a cursor
-    """Make the staging table a partition; in a replacement the old one goes in the same transaction."""
+    """Make the staging table a partition; a replacement drops the old partition in the same transaction."""
     from psycopg2 import sql
 
     if found := catalog.kind_of(cursor, target):
         fit(cursor, found.oid, staged)
     if old := partition_of(cursor, target, key.checkpoint_id):
         cursor.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(target.sql, old.sql))
-        cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(old.sql))  # as staging.drop does
+        cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(old.sql))  # CASCADE: see staging_table.drop
     attach = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})")
     cursor.execute(attach.format(target.sql, staged.sql, sql.Literal(key.checkpoint_id)))
     cursor.execute(sql.SQL("DROP TABLE {} CASCADE").format(staging_table.parts_of(staged).sql))
@@ -89,9 +92,9 @@ def attach(cursor: Any, target: TableName, staged: TableName, key: Key) -> None:
 
 
 def fit(cursor: Any, oid: int, staged: TableName) -> None:  # noqa: ANN401 - a cursor
-    """Give a staging table what a partition has to have like its table: columns, NOT NULL and CHECK.
+    """Give a staging table the columns, NOT NULL and CHECK of the target, which a partition must have.
 
-    What it has already is left alone, so it may be repeated, and comes to nothing if the target has not changed since.
+    It only adds what is missing. So it may be repeated, and does nothing if the target has not changed since.
     """
     from psycopg2 import sql
 
@@ -120,16 +123,16 @@ def fit(cursor: Any, oid: int, staged: TableName) -> None:  # noqa: ANN401 - a c
 
 
 def partition_name(staged: TableName) -> TableName:
-    """Return what a staging table is called once it is a partition: as private to its attempt as it was before.
+    """Return the name of a staging table once it is a partition.
 
-    No other table has the name, whatever the target's is and however it is cut. It is none of a staging table any more:
-    detached one day, it is nothing to sweep.
+    Like the name before, it belongs to one attempt only, so no other table has it. It is not the name of a staging
+    table any more: if somebody detaches the partition one day, the sweeper leaves it alone.
     """
     return TableName(staged.schema, f"p{staged.name.removeprefix('s')}")
 
 
 def partition_of(cursor: Any, target: TableName, checkpoint_id: int) -> TableName | None:  # noqa: ANN401 - a cursor
-    """Return the partition that holds a checkpoint's rows."""
+    """Return the partition that holds a checkpoint's rows; None if there is none."""
     cursor.execute(
         "SELECT n.nspname, c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
         " JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class p ON p.oid = i.inhparent"

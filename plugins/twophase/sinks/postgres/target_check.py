@@ -1,4 +1,4 @@
-"""Does what is declared fit together, and does the target fit it? Both are looked at before anything is recorded."""
+"""Checks the arguments of the PostgreSQL sink, and the target against them. The sink calls it before rows are staged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twophase.storage.database import TableName
 MODES = ("append", "upsert", "retract", "replace")
 BY_KEY = ("upsert", "retract")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]*")
-#: Postgres plans over every partition: more than this many make each query slow (docs/how-to/postgres.md).
+#: The most partitions that a target may have: PostgreSQL plans over all of them (docs/how-to/postgres.md).
 MOST_PARTITIONS = 1000
 
 
@@ -50,20 +50,20 @@ def check_declared(which: str, conn_id: str, mode: Mode, slot_column: str | None
 
 
 def asked_of(cursor: Any, target: TableName) -> list[CatalogColumn]:  # noqa: ANN401 - a cursor
-    """Return what the columns of a target ask for; of one that is still to be made, nothing."""
+    """Return the columns of a target, with what each demands; none if the target does not exist yet."""
     found = catalog.kind_of(cursor, target)
     return [] if found is None else catalog.columns_of(cursor, found.oid)
 
 
 def domains_of(cursor: Any, target: TableName) -> dict[str, str]:  # noqa: ANN401 - a cursor
-    """Return the type below each column that has a domain's."""
+    """Return the base type of each column that has a domain."""
     return {column.name: column.base for column in asked_of(cursor, target) if column.base}
 
 
 def check_columns(which: str, asked: Iterable[CatalogColumn], written: Collection[str], mode: Mode) -> None:
     """Raise ConfigError if the output has a column that the target fills by itself, or lacks one that it needs.
 
-    By key a row may be there already and have it: then the rows themselves are asked, once they are staged.
+    By key the row may be there already and have the column: then `acceptance.py` finds out, once rows are staged.
     """
     for column in asked:
         if column.name in written:
@@ -86,17 +86,17 @@ def check_columns(which: str, asked: Iterable[CatalogColumn], written: Collectio
 
 @dataclass(frozen=True)
 class TargetCheck:
-    """What a sink expects of its target; `which` names the sink in errors."""
+    """Checks the target of a sink; `which` names the sink in errors."""
 
     which: str
     target: TableName
     mode: Mode
     slot_column: str | None
-    #: Whether checkpoints stand for slots.
+    #: Whether the pipeline goes by slots.
     by_slots: bool
 
     def check_writable(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Raise SinkUnavailable where nothing can be written: a standby may be the primary in a moment."""
+        """Raise SinkUnavailable if the database is read-only: a standby may become the primary in a moment."""
         cursor.execute("SELECT current_setting('transaction_read_only')::boolean, pg_is_in_recovery()")
         read_only, in_recovery = cursor.fetchone()
         if read_only:
@@ -105,7 +105,7 @@ class TargetCheck:
             raise SinkUnavailable(msg)
 
     def check(self, cursor: Any, slot: str | None) -> None:  # noqa: ANN401 - a cursor
-        """Raise ConfigError unless the target has the columns and indexes that promotion goes by, or will be made."""
+        """Raise ConfigError unless the target has the columns and indexes that promotion needs, or will be created."""
         found = catalog.kind_of(cursor, self.target)
         if found is None:
             self._check_absent()
@@ -137,7 +137,7 @@ class TargetCheck:
             self._check_partitions(cursor)
 
     def _check_row_security(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Refuse a target whose policies apply to us: they would leave out rows, and run code of whoever wrote them."""
+        """Refuse a target whose row security applies to us: policies hide rows, and run code of their authors."""
         cursor.execute(
             "SELECT current_user FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = %s AND row_security_active(c.oid)",
@@ -154,7 +154,7 @@ class TargetCheck:
         return self.mode.name == "append" or (self.mode.name == "replace" and self.by_slots)
 
     def _check_absent(self) -> None:
-        """Raise ConfigError unless the table will be made, in a schema where it lasts."""
+        """Raise ConfigError unless the table will be created, in a schema that is not the server's own."""
         if not self.mode.create:
             msg = f"{self.which}: the table is not there; make it, or declare create=True"
             raise ConfigError(msg)
@@ -178,13 +178,13 @@ class TargetCheck:
             raise ConfigError(msg)
 
     def create_schema(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """Make the schema of a target that the first promotion makes: by then it is too late to be refused."""
+        """Create the schema of a target that the first promotion creates: then it would be too late to be refused."""
         if self.mode.create and (problem := rights.create_schema(cursor, self.target)):
             msg = f"{self.which}: {problem}"
             raise ConfigError(msg)
 
     def check_rights(self, cursor: Any) -> None:  # noqa: ANN401 - a cursor
-        """See that whoever promotes may do all that a promotion does, before there is anything to promote."""
+        """Raise ConfigError unless the promoting account has all rights that a promotion needs."""
         for problem in rights.lacking(cursor, self.target, self.mode):
             msg = f"{self.which}: {problem}"
             raise ConfigError(msg)

@@ -1,4 +1,4 @@
-"""What the target holds of the revisions that the record says are committed."""
+"""Compares the target with the revisions that the record has as committed. The sink's `verify` and reads call it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """The target, as one session sees it."""
+    """What the target holds, as one session sees it."""
 
     def __init__(self, cursor: Any, target: TableName, mode: Mode) -> None:  # noqa: ANN401 - a cursor
         """Name the table, and how rows get into it."""
@@ -27,11 +27,11 @@ class Held:
         self.mode = mode
 
     def stands(self, output: Output) -> bool:
-        """Say whether a revision's rows are the ones in the target: no later revision has taken their place."""
+        """Say whether a revision's rows are still in the target: no later revision has replaced them."""
         from psycopg2 import sql
 
         last = "SELECT checkpoint_id, revision FROM {} WHERE pipeline = %s AND target = %s{} ORDER BY {} DESC LIMIT 1"
-        whole = self.mode.name == "replace" and "slot" not in output.handle  # any later checkpoint takes its place, too
+        whole = self.mode.name == "replace" and "slot" not in output.handle  # any later checkpoint replaces it, too
         mine = sql.SQL("" if whole else " AND checkpoint_id = %s")
         query = sql.SQL(last).format(MARKERS.sql, mine, sql.Identifier("promoted_at" if whole else "revision"))
         values = (output.key.pipeline, str(self.target), output.key.checkpoint_id)
@@ -39,14 +39,14 @@ class Held:
         return bool(self.cursor.fetchone() == (output.key.checkpoint_id, output.key.revision))
 
     def mine(self, output: Output) -> Composable | None:
-        """Return the condition for the rows of a revision that stands; None: they are all."""
+        """Return the condition for the rows of a revision that stands; None if all rows of the table are."""
         if by_checkpoint(self.mode.name, output.handle):
             return staging_table.of_checkpoint(output.key.checkpoint_id)
         rows = SlotRows.of(output.handle)
         return rows.where(self.cursor, self.target) if rows else None
 
     def differences(self, output: Output, promoter: PostgresPromoter) -> Iterator[str]:
-        """Compare a committed revision with its marker, its own rows by number, upserted ones by key."""
+        """Compare a committed revision with its marker, and with its rows: by their count, or upserted ones by key."""
         from psycopg2 import sql
 
         marker = promoter.marker(self.cursor)
@@ -65,7 +65,7 @@ class Held:
             yield f"table {self.target}: expected {output.manifest['rows']} rows of checkpoint, found {rows}"
 
     def _keys(self, output: Output, promoter: PostgresPromoter) -> Iterator[str]:
-        """Compare the keys that a checkpoint changed, as the history has them, with its rows and the table."""
+        """Compare the keys of a checkpoint in the history with the number of its rows, and with the table."""
         if not promoter.kept(self.cursor):
             return
         table = history.history_of(output.key.pipeline, self.target)
@@ -76,7 +76,7 @@ class Held:
             yield f"table {self.target}: {gone} keys of checkpoint are not there any more"
 
     def strangers(self, known: Sequence[Output]) -> Iterator[str]:
-        """Yield the checkpoints that rows name and none of these is."""
+        """Yield the checkpoints that rows carry and that are not among these outputs."""
         from psycopg2 import sql
 
         if database.columns_of(self.cursor, self.target) is None:
