@@ -1,4 +1,4 @@
-"""Checks the arguments of the PostgreSQL sink, and the target against them. The sink calls it before rows are staged."""
+"""Checks the arguments of the PostgreSQL sink, and its target, before rows are staged. The sink calls it."""
 
 from __future__ import annotations
 
