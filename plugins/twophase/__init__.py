@@ -1,6 +1,7 @@
 """Exactly-once Spark pipelines on Airflow.
 
-Names are loaded when they are first asked for: what runs inside Spark imports neither SQLAlchemy nor Airflow.
+This is what users import. Names are loaded when they are first used, so code inside Spark imports neither SQLAlchemy
+nor Airflow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attempt, from its plan to its votes: the same in a script and in a task."""
+"""One attempt, from its plan to its votes; the runner and Airflow's stage task both use it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Stager(Protocol):
     """How an attempt's Spark work is done: in this process, or by a submission."""
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
-        """Stage every write of a plan; return each manifest's summary. Stop when `lost` says that another took over."""
+        """Stage every write of a plan; return each manifest's summary. Stop when `lost` returns True: it is fenced."""
         ...
 
 
 class Staging:
-    """Stages attempts of one pipeline and votes for them."""
+    """Stages attempts of one pipeline and collects their votes."""
 
     def __init__(self, coordinator: Coordinator, pipeline: Pipeline) -> None:
         """Work on one pipeline's record."""
@@ -50,15 +50,16 @@ class Staging:
         self.pipeline = pipeline
 
     def stage(self, opened: Opened, stager: Stager, folder: Path, lease: Lease) -> list[Participant]:
-        """Let every write be staged, check it and let the audits look; return the votes, which the caller records.
+        """Stage every write, check it and run the audits; return the votes, which the caller records.
 
-        Any failure is raised, after the votes that it leaves are recorded. Those of a restage are recorded here.
+        If a check or an audit says no, the votes so far are recorded and the failure is raised. The votes of a restage
+        are recorded here too; then the list is empty.
         """
         attempt = opened.revision
         mine = [p for p in opened.participants if p.attempt == attempt.epoch]
-        participants = [p for p in mine if p.vote is None]  # an adopted attempt may have votes already
+        participants = [p for p in mine if p.vote is None]  # an attempt that a task rejoins may have votes already
         plan = self._plan(opened, participants)
-        if attempt.job is None or attempt.job["attempt"] != attempt.epoch:  # nothing reads for this attempt yet
+        if attempt.job is None or attempt.job["attempt"] != attempt.epoch:  # no Spark job of this attempt runs yet
             plan = self._know_input(plan)
         self._check_input(plan)
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
@@ -83,7 +84,7 @@ class Staging:
         return [*votes, *audited]
 
     def still_staged(self, revision: Revision) -> bool:
-        """Look whether what was voted for is still there, and still taken, before it is decided upon."""
+        """Return True if every sink still has what it voted for and can still promote it; asked before the decision."""
         try:
             participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
             for participant in filter(attrgetter("stages"), participants):
@@ -120,7 +121,7 @@ class Staging:
         )
 
     def _know_input(self, plan: Plan) -> Plan:
-        """Let files pass that were written again with the same bytes, and take the checksums that are not known yet."""
+        """Record new times of files written again with the same bytes, and checksums that are not known yet."""
         for name in plan.reads:
             source, fixed = self.pipeline.reads[name], plan.fixed(name)
             if again := source.written_again(fixed):
@@ -144,7 +145,7 @@ class Staging:
             raise InputChanged(msg) from changed
 
     def _vote_again(self, attempt: Revision, plan: Plan, staged: Staged, lease: Lease) -> None:
-        """Vote for what is staged again, once all of it is checked and audited: a vote ends what was staged before."""
+        """Vote for a restage, only after all of it is checked and audited: a vote destroys what was staged before."""
         left = {}
         for name, (participant, manifest) in staged.items():
             if self.coordinator.is_promoted(attempt, participant, manifest):
@@ -168,7 +169,10 @@ class Staging:
         manifest: Json,
         before: Sequence[Participant] = (),
     ) -> None:
-        """Check what was staged against storage, and the input against what it was; if they differ, vote no."""
+        """Check that the input has not changed and that storage holds what the manifest says; otherwise vote no.
+
+        The no is recorded together with the votes `before` it.
+        """
         hit("vote.before")
         sink = self.pipeline.sinks[participant.name]
         try:
@@ -182,7 +186,7 @@ class Staging:
 
 
 def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: Any) -> None:  # noqa: ANN401 - JSON
-    """Raise SchemaChanged unless a schema may follow the one of the checkpoint before."""
+    """Raise SchemaChanged unless a schema may follow the one that was last decided in the sink."""
     before = plan.writes[name]["schema"]
     if not before:
         return
@@ -193,7 +197,7 @@ def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: A
 
 
 def fixed_input(fixed: Input) -> dict[str, Any]:
-    """Return a fixed input as a plan has it."""
+    """Return a fixed input in the form of a plan."""
     outputs = [(o.key.checkpoint_id, o.key.revision, o.attempt, o.handle, o.manifest) for o in fixed.outputs]
     return {
         "files": fixed.files,
@@ -207,7 +211,7 @@ def fixed_input(fixed: Input) -> dict[str, Any]:
 
 
 def read_result(plan: Plan, result: Path, logged: Path | str, code: int) -> Mapping[str, Json]:
-    """Return what a submission staged, or raise what it failed with."""
+    """Return the manifest summaries that a submission staged, or raise the error that it reported."""
     where = f"checkpoint {plan.key}: attempt {plan.attempt}"
     if not result.exists():
         msg = f"{where}: Spark ended with code {code} and no result; its log is {logged}"

@@ -1,4 +1,4 @@
-"""Let the audits of a pipeline look at what an attempt staged, and record their votes."""
+"""Run the audits of a pipeline on what an attempt staged, and return their votes; `attempt` calls it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ log = logging.getLogger("twophase")
 
 
 class AuditVote(NamedTuple):
-    """What one audit says of one write."""
+    """One audit's answer about one write."""
 
     write: str
-    #: The audit, with its vote.
+    #: The audit as a participant, with its vote.
     voter: Participant
     #: Why it votes no; None: it votes yes.
     objection: str | None
 
 
-#: Each write's participant, and its manifest's summary.
+#: Write → its participant and the summary of its manifest.
 Staged = Mapping[str, tuple[Participant, Json]]
 
 
 def audit(
     coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
 ) -> tuple[list[Participant], AuditFailed | None]:
-    """Run every audit, whatever another one found; return their votes, and what is raised once they are recorded.
+    """Run every audit, also after one said no; return the votes, and the error to raise once they are recorded.
 
-    `check` raises when another attempt took over.
+    `check` raises if another attempt has taken over.
     """
     votes, refused = [], []
     for vote in _votes(coordinator, pipeline, attempt, staged, check):
@@ -57,10 +57,10 @@ def audit(
 def audit_again(
     coordinator: Coordinator, pipeline: Pipeline, attempt: Revision, staged: Staged, check: Callable[[], None]
 ) -> dict[str, list[Participant]]:
-    """Run the audits of what a restage staged; return them with their votes, by write.
+    """Run the audits of the writes that a restage staged; return their votes, by write.
 
-    They count only together with the vote of their write. If one votes no so does that write, AuditFailed is raised,
-    and what was voted for before stands. An audit looks at one write, so those of the others have nothing to add.
+    The caller records them together with the vote of their write. If an audit says no, its write votes no, AuditFailed
+    is raised, and the old vote stands. Audits of other writes are not run: they check nothing new.
     """
     found: dict[str, list[Participant]] = {write: [] for write in staged}
     refused: dict[str, list[str]] = {}

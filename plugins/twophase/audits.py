@@ -1,9 +1,10 @@
-"""Checks on staged data that vote: the commit point needs every one of them, as it needs every sink.
+"""Audits: checks on staged rows that vote; users declare them, `audit_votes` runs them.
 
     Pipeline(..., audits=[audits.row_count(minimum=1), audits.not_null("word")])
 
-An audit sees what one attempt staged for one write, before any reader does. Those of severity `fail` vote no when they
-find something, and the revision is aborted; those of severity `warn` say so and vote yes.
+An audit sees what one attempt staged for one write, before any reader does. The commit point needs a yes from every
+audit, as from every sink. If an audit of severity `fail` finds something it votes no, and the revision is aborted. One
+of severity `warn` says what it found and votes yes.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ _TEXT_BYTES = 1500
 
 @dataclass(frozen=True)
 class AuditContext:
-    """What an audit may know of the checkpoint whose output it checks."""
+    """What an audit is told about the revision whose output it checks."""
 
     pipeline: str
     checkpoint_id: int
     revision: int
     slot: str | None
     sink: str
-    #: When the checkpoint began.
+    #: When the revision began.
     began: datetime
-    #: Rows of the checkpoint before, or of the revision that is being replaced; None: there is none.
+    #: Rows of the revision that is being replaced, or else of the commit before; None: there is none.
     previous_rows: int | None
-    #: Rows of the manifest.
+    #: Rows that were staged, by the manifest.
     rows: int
 
 
@@ -55,11 +56,11 @@ class Verdict:
     passed: bool
     #: One line: what was checked, expected and found.
     text: str
-    #: Some of the rows that are not as they should be.
+    #: Some of the rows that are wrong.
     sample: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Cut what is too long."""
+        """Cut text and sample to size."""
         object.__setattr__(self, "text", line(self.text, _TEXT_BYTES))
         object.__setattr__(self, "sample", sample(self.sample))
 
@@ -69,14 +70,14 @@ class Verdict:
 
 
 class Audit(Declared):
-    """One check. Subclasses say what it finds; what they were declared with is all that the record keeps."""
+    """One check; subclasses implement `find`. The record keeps only the arguments that it was declared with."""
 
     public_module = "twophase.audits"
     #: The name of the function that declares it.
     kind: ClassVar[str]
 
     def __init__(self, subject: str, arguments: dict[str, Any], on: str | None, severity: str) -> None:
-        """Keep what was declared: on which write (None: every one), how much it matters, and the rest."""
+        """Keep what was declared; `on` is the write that it checks (None: every write)."""
         self.on = on
         self.severity = severity
         self.arguments = arguments
@@ -86,10 +87,10 @@ class Audit(Declared):
 
     @abstractmethod
     def find(self, relation: RowSet, context: AuditContext) -> Verdict:
-        """Look at the staged rows."""
+        """Check the staged rows."""
 
     def check(self, relation: RowSet, context: AuditContext) -> Verdict:
-        """Look at the staged rows; what cannot be checked has not passed."""
+        """Check the staged rows; if they cannot be checked, the audit has failed."""
         try:
             return self.find(relation, context)
         except (ConfigError, AttemptFailed) as error:
@@ -100,7 +101,7 @@ class Audit(Declared):
         return Verdict(passed=True, text=f"{self.name}: {text}")
 
     def failed(self, text: str, rows: Iterable[object] = ()) -> Verdict:
-        """Return a no, with some of the rows that are the reason."""
+        """Return a no, with some of the rows that caused it."""
         return Verdict(passed=False, text=f"{self.name}: {text}", sample=sample(rows))
 
     def config(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _is_number(value: object, kinds: Any = int | float) -> bool:  # noqa: ANN401
 
 
 def _is_pair(value: object) -> bool:
-    """Say whether these are two numbers, the lower one first."""
+    """Return True if the value is a list of two numbers, the lower one first."""
     return (
         isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)) and value == sorted(value)  # noqa: PLR2004 - a pair
     )
@@ -146,7 +147,7 @@ def _is_list(value: object) -> bool:
 
 
 def _called(kind: str, subject: str) -> str:
-    """Return a name such as `not_null(word)`; a long one ends in a digest, so that two do not become one."""
+    """Return a name such as `not_null(word)`; a long one ends in a digest, so that names stay different."""
     subject = " ".join(subject.split())
     if len(subject) > LONGEST_NAME:
         digest = hashlib.sha256(subject.encode("utf-8", "replace")).hexdigest()[:8]
@@ -170,7 +171,7 @@ def _count(number: int) -> str:
 
 
 class RowCount(Audit):
-    """As many rows as expected; the manifest knows, so nothing is read."""
+    """As many rows as expected; the manifest has the number, so nothing is read."""
 
     kind = "row_count"
 
@@ -228,9 +229,10 @@ def row_count(
     on: str | None = None,
     severity: str = "fail",
 ) -> Audit:
-    """Expect a number of rows; `ratio_to_previous=(0.5, 2.0)` compares with the checkpoint before.
+    """Expect a number of rows; `ratio_to_previous=(0.5, 2.0)` compares with the commit before.
 
-    With the revision that is being replaced, where one is. Nothing to compare with passes, and says so.
+    If a committed revision is being replaced, it compares with that one. If there is nothing to compare with, it passes
+    and says so.
     """
     return RowCount(minimum, maximum, ratio_to_previous, on=on, severity=severity)
 
@@ -252,7 +254,7 @@ class NotNull(ColumnsAudit):
         bad = [f"{column!r} is null in {_count(n)}" for column, n in zip(self.columns, found, strict=True) if n]
         if not bad:
             return self.passed("expected no null, found none")
-        # A sample may show only some columns: those that matter come first.
+        # A sample may show only some columns, so the checked ones come first.
         mine = {column.lower() for column in self.columns}
         first = sorted(relation.names, key=lambda name: name.lower() not in mine)
         where = " OR ".join(f"{quote(column)} IS NULL" for column in self.columns)
@@ -271,7 +273,7 @@ class Unique(ColumnsAudit):
     kind = "unique"
 
     def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
-        """Count the combinations; look for the doubled ones only if there are fewer than rows."""
+        """Count the distinct combinations; look for doubled ones only if there are fewer than rows."""
         _there(relation, self.columns)
         keys, view = ", ".join(map(quote, self.columns)), quote(relation.name)
         rows = relation.value(f"SELECT count(*) FROM {view}")  # noqa: S608 - names are quoted
@@ -293,7 +295,7 @@ def unique(*columns: str, on: str | None = None, severity: str = "fail") -> Audi
 
 
 class ValuesIn(Audit):
-    """Only known values in a column; NULL is none of this audit's business."""
+    """Only known values in a column; NULL passes."""
 
     kind = "values_in"
 
@@ -340,7 +342,7 @@ class Fresh(Audit):
         super().__init__(column, {"column": column, "within": within}, on, severity)
 
     def find(self, relation: RowSet, context: AuditContext) -> Verdict:
-        """Compare the newest value with the end of the slot, or with the begin."""
+        """Compare the newest value with the end of the slot, or with the time when the revision began."""
         _there(relation, [self.column])
         kind = relation.types()[self.column.lower()]
         if not kind.upper().startswith(("DATE", "TIMESTAMP")):
@@ -359,10 +361,10 @@ class Fresh(Audit):
 
 
 def fresh(column: str, within: str, *, on: str | None = None, severity: str = "fail") -> Audit:
-    """Expect the newest value of a column to be no older than `within` (`90m`, `2h`, `1d`) before a moment.
+    """Expect the newest value of a column to be at most `within` (`90m`, `2h`, `1d`) older than a moment.
 
-    That is the end of the slot if it is an interval, else when the checkpoint began. A date is its first moment, and a
-    timestamp without a zone is in UTC.
+    The moment is the end of the slot if it is an interval, else the time when the revision began. A date counts as its
+    first moment; a timestamp without a zone is in UTC.
     """
     return Fresh(column, within, on=on, severity=severity)
 
@@ -385,7 +387,7 @@ class Sql(Audit):
         self.name = name or self.name
 
     def find(self, relation: RowSet, context: AuditContext) -> Verdict:  # noqa: ARG002 - the same for every checkpoint
-        """Count the rows, which needs few columns; look at some only if there are any."""
+        """Count the rows that the query returns; read a sample only if there are any."""
         try:
             query = f"SELECT * FROM {relation.query(self.query)}"  # noqa: S608 - in a subquery it can only read
             number = relation.value(f"SELECT count(*) FROM ({query}) AS found")  # noqa: S608 - likewise
@@ -416,7 +418,7 @@ class Expression(Audit):
         self.function = function
 
     def find(self, relation: RowSet, context: AuditContext) -> Verdict:
-        """Call the function; what it raises is its answer, too."""
+        """Call the function; if it raises, the audit has failed."""
         staged = relation.view()
         try:
             answer = self._import()(staged, context)
@@ -432,7 +434,7 @@ class Expression(Audit):
         return self.failed(f"returned {kind}, expected True, None, False, a reason or a list of rows")
 
     def _import(self) -> Any:  # noqa: ANN401 - the user's function
-        """Find the function beside the transforms, or wherever else Python finds it."""
+        """Import the function from spark_jobs/, or from wherever else Python finds it."""
         folder = spark_jobs()
         if folder.is_dir() and str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
@@ -440,8 +442,9 @@ class Expression(Audit):
 
 
 def expression(function: str, *, on: str | None = None, severity: str = "fail") -> Audit:
-    """Call `function(staged, context)`: a relation of DuckDB's over the staged rows, and an `AuditContext`.
+    """Call `function(staged, context)` with a DuckDB relation over the staged rows and an `AuditContext`.
 
-    True or None: nothing is wrong. False, a text or a list of rows: this is.
+    It passes if the function returns True, None or an empty list. It fails on False, a text (the reason) or a list of
+    rows (the wrong ones).
     """
     return Expression(function, on=on, severity=severity)

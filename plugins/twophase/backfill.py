@@ -1,7 +1,8 @@
-"""Process again what is committed: checkpoints by number or intervals by date, and what was made from them.
+"""Backfill committed checkpoints by number, or intervals by date, and refresh what was made from them.
 
-Each is a new revision in a lane of its own, so regular runs go on meanwhile. What is done is in the record: a backfill
-that was killed goes on where it was when the same is asked for again.
+`twophase backfill` calls it. Each checkpoint gets a new revision in a lane of its own, so regular runs go on meanwhile.
+The record says what is done: a backfill that was killed goes on where it stopped when the same selection is asked for
+again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord
     from twophase.pipeline import Pipeline
 
-#: More at once than this gain nothing: they would wait for each other's connections to the record.
+#: More than this in parallel gain nothing: they would wait for connections to the record.
 MOST_PARALLEL = 16
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which checkpoints of a pipeline: a range of numbers, the intervals of a range of time, or what is stale."""
+    """Which checkpoints of a pipeline: a range of numbers, the intervals in a range of time, or the stale ones."""
 
     checkpoints: tuple[int, int] | None = None
     start: str | None = None
@@ -41,7 +42,7 @@ class Selection:
     stale: bool = False
 
     def config(self) -> Json:
-        """Return what the record keeps: two backfills of the same are one while it is under way."""
+        """Return what the record keeps; an unended backfill with the same value is continued."""
         if self.stale:
             return {"stale": True}
         if self.checkpoints:
@@ -50,7 +51,7 @@ class Selection:
 
 
 def ranges(text: str) -> list[tuple[int, int]]:
-    """Read numbers of checkpoints: `17`, `17..20`, `17..20,25`; both ends of a range are included."""
+    """Parse numbers of checkpoints: `17`, `17..20`, `17..20,25`; both ends of a range are included."""
     found = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
@@ -62,7 +63,7 @@ def ranges(text: str) -> list[tuple[int, int]]:
 
 
 class Item(NamedTuple):
-    """One thing to do."""
+    """One checkpoint or slot to run again."""
 
     pipeline: str
     checkpoint_id: int | None
@@ -74,16 +75,16 @@ class Item(NamedTuple):
 
 
 class Done(NamedTuple):
-    """How one thing ended."""
+    """How one item ended."""
 
     item: Item
     revision: Revision | None
-    #: Why it is not done.
+    #: Why it failed; None: it did not.
     failed: str | None = None
 
 
 class Backfill:
-    """One backfill: what there is to do, and doing it."""
+    """One backfill: its items, and how they are run."""
 
     def __init__(  # noqa: PLR0913 - what a person asks for
         self,
@@ -95,7 +96,7 @@ class Backfill:
         why: str | None = None,
         anew: bool = False,
     ) -> None:
-        """Start it, or go on with the same one that did not end; with `anew` that one is over."""
+        """Start it, or go on with an unended one of the same selection; with `anew` end that one first."""
         from twophase.committer import backfills
 
         self.record = record
@@ -150,9 +151,10 @@ class Backfill:
         return between(first, last, known or duration("1d", "every"))
 
     def run(self, *, parallel: int = 1) -> Iterator[Done]:
-        """Do what is not done yet, some at a time; yield each as it ends. What fails does not stop the others.
+        """Run the items that are not done yet, `parallel` at a time; yield each as it ends.
 
-        Where checkpoints come after each other in a sink, they are done in their order, and what fails stops the rest.
+        A failure does not stop the others. But if a sink can replace only the latest checkpoint, they run in their
+        order, one by one, and a failure stops the rest.
         """
         if self.selection.stale:
             yield from self._refresh(lambda: [self.pipeline.name], parallel)
@@ -163,7 +165,7 @@ class Backfill:
             yield from self._each(self.items, self._do, parallel)
 
     def _in_order(self, pipeline: str) -> bool:
-        """Say whether a sink refuses to have one checkpoint in the middle run again."""
+        """Return True if a sink of the pipeline cannot replace a checkpoint once a later one is decided."""
         runner = self._runner(pipeline)
         return not runner.pipeline.slotted and runner.coordinator.objection(latest=False) is not None
 
@@ -175,7 +177,7 @@ class Backfill:
             yield done
 
     def end(self) -> None:
-        """Say that all of it is done: the same, asked for again, is a new backfill."""
+        """Record that all of it is done; the same selection is then a new backfill."""
         from twophase.committer import backfills, writes
 
         with self.record.transaction() as tx:
@@ -183,11 +185,11 @@ class Backfill:
             writes.settle(tx.connection, self.pipeline.name)
 
     def downstream(self, *, parallel: int = 1) -> Iterator[Done]:
-        """Do again what was made from revisions that were replaced, pipeline after pipeline, upstream first."""
+        """Run again what is stale in the pipelines that read this one, pipeline after pipeline, upstream first."""
         yield from self._refresh(self._reading, parallel)
 
     def _refresh(self, pipelines: Callable[[], list[str]], parallel: int) -> Iterator[Done]:
-        """Do again what is stale in these pipelines, in their order, until nothing is."""
+        """Run again what is stale in these pipelines, in their order, until nothing is; each failed item only once."""
         given_up: set[Item] = set()
         while True:
             items = [item for item in self._stale(pipelines()) if item not in given_up]
@@ -203,7 +205,7 @@ class Backfill:
                 yield done
 
     def _replay(self, stale: list[Item]) -> Iterator[Done]:
-        """Do again all from the first stale checkpoint of a pipeline through its latest."""
+        """Run again every checkpoint of a pipeline from the first stale one through the latest."""
         from twophase.committer import backfills
 
         name = stale[0].pipeline
@@ -242,7 +244,7 @@ class Backfill:
         return []
 
     def _each(self, items: list[Item], work: Callable[[Item], Done], parallel: int) -> Iterator[Done]:
-        for item in items:  # before there are threads: a declaration enters the record once
+        for item in items:  # before the threads start, so that each declaration is entered in the record once
             self._runner(item.pipeline)
         with ThreadPoolExecutor(min(parallel, MOST_PARALLEL)) as pool:
             futures: list[Future[Done]] = [pool.submit(work, item) for item in items]
@@ -260,7 +262,7 @@ class Backfill:
         return self._runners[pipeline]
 
     def _do(self, item: Item) -> Done:
-        """Do one thing, unless this backfill has done it."""
+        """Run one item, unless this backfill has done it already."""
         runner = self._runner(item.pipeline)
         try:
             if item.checkpoint_id is not None:
@@ -272,7 +274,7 @@ class Backfill:
             return Done(item, None, " ".join(str(error).split()))
 
     def _do_again(self, item: Item) -> Done:
-        """Do again what is stale."""
+        """Run one stale item again."""
         try:
             return Done(item, self._runner(item.pipeline).replace(int(item.checkpoint_id or 0), me=self._me))
         except (TwophaseError, OSError) as error:

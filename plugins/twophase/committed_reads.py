@@ -1,4 +1,4 @@
-"""Read what is committed: a snapshot from the record, now or as of a time or a commit_seq."""
+"""Read a committed table as of now, a time or a commit_seq; users call `committed_files` and `read_committed`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AsOf = datetime | int | str | None
 
 
 def committed_files(pipeline: str, sink: str, as_of: AsOf = None, *, dsn: str | None = None) -> list[str]:
-    """List the files of every committed checkpoint, for pandas, DuckDB, polars or whatever reads files.
+    """List the files of every committed checkpoint, for pandas, DuckDB, polars or anything else that reads files.
 
     `as_of` is a commit_seq, or a time (a datetime, or ISO 8601 text; without a zone it is UTC).
     """
@@ -40,8 +40,8 @@ def read_committed(
 ) -> DataFrame:
     """Return a DataFrame over every committed checkpoint, with its number in the column `checkpoint`.
 
-    A table with slot folders has the columns that their names give instead.
-    What is committed later, even while the DataFrame is being read, is not in it. See `committed_files` for `as_of`.
+    A table with slot folders has instead the columns that the folders' names give. What is committed later is not in
+    the DataFrame, even while it is being read. See `committed_files` for `as_of`.
     """
     with _opened(dsn) as record:
         table = _sink(record, pipeline, sink)
@@ -77,7 +77,7 @@ def _sink(record: PostgresRecord, pipeline: str, sink: str) -> Sink:
 
 
 def _tell_of_holes(record: PostgresRecord, pipeline: str, sink: str) -> None:
-    """Warn whoever reads a write that was added later: what was committed before is not in it."""
+    """Warn if the sink was added or moved later and lacks what was committed before."""
     from twophase.committer import writes
 
     with record.engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Who remembers what a write-ahead sink has sent: shipped committers, and the base of one's own."""
+"""The checkpoint committers that users declare for a write-ahead sink, and the base class for their own."""
 
 from twophase.sinks.write_ahead.committers import CheckpointCommitter, File
 from twophase.sinks.write_ahead.postgres_committer import Postgres

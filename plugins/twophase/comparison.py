@@ -1,7 +1,7 @@
-"""Compare two sets of rows: what is staged, or a new revision, with the live one.
+"""Compare two sets of rows; `revision_diff` calls it with an old and a new revision.
 
-Rows are compared as multisets, so a row that is there twice counts twice, and NULL equals NULL. The work is done
-where they are, by DuckDB on files, which puts aside on disk what memory cannot hold; only samples reach Python.
+Rows are compared as multisets, so a row that is there twice counts twice; NULL equals NULL. The comparison is done by
+SQL where the rows are: by DuckDB for files, which spills to disk what memory cannot hold. Only samples reach Python.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from twophase.row_queries.duckdb_rows import quote
 if TYPE_CHECKING:
     from twophase.row_queries.base import RowSet, Session
 
-#: How many bytes of JSON one row of a sample takes at most: a person asked for it.
+#: How many bytes of JSON one row of a sample takes at most; large, because a person asked to see it.
 SAMPLE_BYTES = 8000
-#: Types whose values can be compared with each other; others of two types are compared as text.
+#: Groups of types whose values can be compared with each other; any two other types are compared as text.
 _UNITED = tuple(
     map(re.compile, (r"(TINY|SMALL|BIG)INT|INTEGER|FLOAT|DOUBLE|DECIMAL\([\d,]+\)", "DATE|TIMESTAMP( WITH TIME ZONE)?"))
 )
@@ -34,26 +34,26 @@ class Comparison:
 
     old_rows: int
     new_rows: int
-    #: Rows, and with a key those whose key is on one side only.
+    #: Rows on one side only; with a key, rows whose key is on one side only.
     added: int
     removed: int
     #: Keys with other values; None: no key was given, so a changed row is one removed and one added.
     changed: int | None = None
     key: tuple[str, ...] = ()
-    #: What became of the columns, in words.
+    #: How the columns changed, in words.
     schema: tuple[str, ...] = ()
-    #: Columns of one side only, which no row was compared by.
+    #: Columns that only one side has; rows were not compared by them.
     ignored: tuple[str, ...] = ()
-    #: By `added`, `removed` and `changed`: some rows; of a changed one its key, and the old and new values.
+    #: `added`, `removed`, `changed` → some rows; of a changed row its key, and the old and new values.
     samples: dict[str, list[Row]] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:
-        """Say whether there is no difference, neither in rows nor in columns."""
+        """Return True if neither rows nor columns differ."""
         return not (self.added or self.removed or self.changed or self.schema)
 
     def lines(self) -> list[str]:
-        """Say it in words, a line each."""
+        """Return the comparison in words, as lines."""
         changed = "" if self.changed is None else f", {self.changed} changed"
         rows = f"rows: {self.old_rows} before, {self.new_rows} now: {self.added} added, {self.removed} removed{changed}"
         found = [rows, *(f"schema: {change}" for change in self.schema)]
@@ -77,9 +77,9 @@ class Comparison:
 
 
 def compare(old: RowSet, new: RowSet, key: Sequence[str] = (), samples: int = 0) -> Comparison:
-    """Compare by all columns that both sides have; with a key, tell changed rows from added and removed ones.
+    """Compare rows by all columns that both sides have; with a key, tell changed rows from added and removed ones.
 
-    A key that is there twice on one side is an error. `samples` is how many rows of each kind to show.
+    Raise ConfigError if a key is not unique on one side. `samples` is how many rows of each kind to show.
     """
     sides = {"old": old, "new": new}
     before, after = ({column.name.lower(): column for column in side.schema} for side in sides.values())
@@ -118,7 +118,7 @@ def _keys(key: Sequence[str], shared: Sequence[str]) -> list[str]:
 
 
 def _words(before: Mapping[str, Column], after: Mapping[str, Column]) -> Iterator[str]:
-    """Say what became of the columns."""
+    """Say how the columns changed."""
     for name, column in before.items():
         if name not in after:
             yield f"column {column.name!r} ({column.type}) was removed"
@@ -130,12 +130,12 @@ def _words(before: Mapping[str, Column], after: Mapping[str, Column]) -> Iterato
 
 
 class _Difference:
-    """The rows that one side has more often than the other, in a table: c0, c1 … and how often (`n`, new above 0)."""
+    """The rows that one side has more often, in a table with columns c0, c1 … and `n`: how often more, old below 0."""
 
     def __init__(self, session: Session, columns: list[str], keys: list[str]) -> None:
         self.session = session
         self.types = {view: session.types(view) for view in ("old", "new")}
-        #: Names by what they are called in the table; the key comes first.
+        #: Column of that table → name of the column; the key comes first.
         self.columns = {f"c{n}": name for n, name in enumerate(sorted(columns, key=lambda name: name not in keys))}
         self.keys = [cell for cell, name in self.columns.items() if name in keys]
         self.kinds = ("added", "removed", "changed") if keys else ("added", "removed")
@@ -144,7 +144,7 @@ class _Difference:
         return int(self.session.value(query) or 0)
 
     def check_key(self, side: str) -> None:
-        """Raise ConfigError if a key is there twice: then no row could be said to have changed."""
+        """Raise ConfigError if a key is there twice: then a changed row cannot be matched."""
         names = [self.columns[cell] for cell in self.keys]
         listed = ", ".join(map(quote, names))
         twice = f"SELECT {listed} FROM {side} GROUP BY {listed} HAVING count(*) > 1"  # noqa: S608 - names are quoted
@@ -156,7 +156,7 @@ class _Difference:
             raise ConfigError(msg)
 
     def create(self) -> None:
-        """Find the rows that differ: equal ones cancel out, in one pass over both sides."""
+        """Fill the table in one pass over both sides; equal rows cancel out."""
         cells = ", ".join(self.columns)
         sides = [
             f"SELECT {', '.join(self._value(cell, side) for cell in self.columns)}, {n} AS n FROM {side}"  # noqa: S608 - names are quoted
@@ -169,7 +169,7 @@ class _Difference:
         )
 
     def _value(self, cell: str, side: str) -> str:
-        """Return a column so that equal values are equal on both sides."""
+        """Return SQL for a column so that equal values compare as equal on both sides."""
         name = quote(self.columns[cell])
         kinds = {view: types[self.columns[cell].lower()] for view, types in self.types.items()}
         if kinds["old"] != kinds["new"] and not any(all(map(of.fullmatch, kinds.values())) for of in _UNITED):
@@ -184,7 +184,7 @@ class _Difference:
         return {kind: self.number(f"SELECT {what[kind]} {self._of(kind)}") for kind in self.kinds}
 
     def _of(self, kind: str) -> str:
-        """Return where the rows of one kind are; with a key those of one side are those that the other side lacks."""
+        """Return the FROM clause of one kind of rows; with a key, added and removed rows have keys of one side only."""
         match = " AND ".join(f"a.{cell} IS NOT DISTINCT FROM b.{cell}" for cell in self.keys)
         if kind == "changed":
             return f"FROM difference AS a JOIN difference AS b ON {match} AND a.n < 0 AND b.n > 0"
@@ -194,7 +194,7 @@ class _Difference:
         return f"FROM difference AS a WHERE a.n {mine} 0{lacks}"
 
     def sample(self, kind: str, limit: int) -> list[Row]:
-        """Return some rows of one kind; of changed ones the key, and what its other columns were and are."""
+        """Return some rows of one kind; of changed ones the key, and the old and new values of what differs."""
         if kind != "changed":
             cells = ", ".join(f"a.{cell} AS {quote(name)}" for cell, name in self.columns.items())
             order = ", ".join(f"a.{cell}" for cell in self.columns)
@@ -211,7 +211,7 @@ class _Difference:
         return [self._changed(row) for row in self.session.sample(query, limit, sys.maxsize)]
 
     def _changed(self, row: Row) -> Row:
-        """Sort a changed row's values: its key, and the columns that differ."""
+        """Split a changed row into its key, and the old and new values of the columns that differ."""
         differ = [cell for cell in self.columns if row.get(f"differs_{cell}")]
         parts = {
             "key": {self.columns[cell]: row[cell] for cell in self.keys},

@@ -1,7 +1,7 @@
-"""The versions that were tested together, for pip: `python -m twophase.constraints > constraints.txt`.
+"""Print the versions that were tested together, for pip: `python -m twophase.constraints > constraints.txt`.
 
-It runs from an installed package and from the wheel itself (`PYTHONPATH=twophase-….whl`), so that there is a file for
-`pip install --constraint` before anything is installed.
+It runs from an installed package and from the wheel itself (`PYTHONPATH=twophase-….whl`), so `pip install --constraint`
+can use its output before anything is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
-#: Both write into one folder, so that their versions must be equal. Airflow's provider for Spark wants the second.
+#: Both install into one folder, so their versions must be equal. Airflow's Spark provider requires the second.
 SPARK, CLIENT = "pyspark", "pyspark-client"
 
 
@@ -21,10 +21,10 @@ def tested() -> dict[str, str]:
 
 
 def fitting() -> dict[str, str]:
-    """Return the versions for this environment: what is installed in it stays as it is, and Spark is one version.
+    """Return the versions for this environment: installed distributions stay as they are, and Spark has one version.
 
-    pip leaves an installed distribution alone as long as it fits; an Airflow that is there must not be changed by a
-    constraint either. Only `pyspark` follows what is installed: it has to be as old as the client beside it.
+    pip leaves an installed distribution alone as long as it fits, and a constraint must not change an installed Airflow
+    either. So what is installed is left out. Only `pyspark` must have the version of the installed `pyspark-client`.
     """
     pins = {name: pin for name, pin in tested().items() if name in {SPARK, CLIENT} or _installed(name) is None}
     if client := _installed(CLIENT):

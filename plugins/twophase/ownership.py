@@ -1,4 +1,4 @@
-"""Whose a table is: one pipeline's, until a person hands it over."""
+"""Hand a table over to another pipeline; `twophase hand-over` calls it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def hand_over(record: PostgresRecord, pipeline: Pipeline, write: str, to: str, reason: str) -> None:
-    """Let the table of a write belong to another pipeline; said again it changes nothing.
+    """Let the table of a write belong to another pipeline; a second call changes nothing.
 
-    Nothing may be on its way to the table. The record lets go of it, and keeps the reason, only once the target names
-    the other one: whoever is killed in between says it again.
+    It is refused while the pipeline has pending revisions. The record's transaction, which also keeps the reason, is
+    committed only after the target names the new owner; if the process is killed in between, call it again.
     """
     from twophase.committer import registry, revisions
 

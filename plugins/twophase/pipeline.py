@@ -1,4 +1,4 @@
-"""What a user declares: a pipeline reads, transforms and writes, one checkpoint at a time."""
+"""`Pipeline`, what a user declares in a DAG file or a script: reads, a transform, writes, audits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Transform = str | Callable[..., Any]
 
 
 class Pipeline:
-    """One pipeline. Its name and the names of its reads and writes are its identity: a moved path changes nothing."""
+    """One pipeline, identified by its name and the names of its reads and writes, not by their paths."""
 
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
@@ -38,9 +38,9 @@ class Pipeline:
         retention: Retention | None = None,
         max_pending: int = 1,
     ) -> None:
-        """Declare a pipeline; a mistake in it is an error here, before anything is touched.
+        """Declare a pipeline; raise ConfigError for a mistake in it, before anything is touched.
 
-        Without a transform a Spark job of one's own writes the output, submitted by Airflow's stage task.
+        Without a transform the user's own Spark job writes the output, submitted by Airflow's stage task.
         """
         self.name = name
         self.reads = dict(reads)
@@ -80,23 +80,23 @@ class Pipeline:
 
     @property
     def slotted(self) -> bool:
-        """Say whether each of its checkpoints stands for a slot: an interval or a partition key."""
+        """Return True if each of its checkpoints stands for a slot: an interval or a partition key."""
         return any(source.slotted for source in self.reads.values())
 
     @property
     def zone(self) -> tzinfo:
-        """Return the time zone whose clock its slots go by: that of its reads."""
+        """Return the time zone of its slots, which its reads declare; UTC if none does."""
         named = [source.timezone for source in self.reads.values() if source.timezone]
         return slots.zone(named[0] if named else None, f"pipeline {self.name!r}")
 
     @property
     def sinks(self) -> dict[str, Sink]:
-        """Return its writes, and the side tables that its reads put bad records into."""
+        """Return its writes, and the quarantines of its reads."""
         side = {quarantine_of(name): source.quarantine() for name, source in self.reads.items()}
         return {**self.writes, **{name: sink for name, sink in side.items() if sink is not None}}
 
     def voters(self) -> dict[str, tuple[str, Audit]]:
-        """Return its audits under the names that the record has for them, each with the write it looks at."""
+        """Return its audits by their names in the record, each with the write that it checks."""
         found: dict[str, tuple[str, Audit]] = {}
         for audit in self.audits:
             for write in self.writes if audit.on is None else [audit.on]:
@@ -106,7 +106,7 @@ class Pipeline:
         return found
 
     def _check_slots(self) -> None:
-        """Refuse reads that cannot share a barrier, and places for slots without slots."""
+        """Refuse reads that cannot be in one checkpoint, and writes with slot places if no read has slots."""
         versioned = {name: source for name, source in self.reads.items() if not source.unversioned}
         if not versioned:
             msg = f"pipeline {self.name!r}: every read is a lookup table; expected one that brings new input"
@@ -125,7 +125,7 @@ class Pipeline:
         self._check_zones()
 
     def _check_zones(self) -> None:
-        """Refuse a time zone that is said for one part and forgotten for another: their days would not be the same."""
+        """Refuse a time zone that one part declares and another leaves out: their days would differ."""
         reads = {f"read {name!r}": source.timezone for name, source in self.reads.items() if source.zoned}
         writes = {f"write {name!r}": sink.timezone for name, sink in self.writes.items() if sink.zoned}
         said = {part: zone for part, zone in {**reads, **writes}.items() if zone}
@@ -143,7 +143,7 @@ class Pipeline:
 
     def _check_audits(self) -> None:
         for audit in self.audits:
-            from twophase.audits import Audit  # only where there are any: every parse of a DAG file pays for it
+            from twophase.audits import Audit  # only if there are audits: every parse of a DAG file pays for the import
 
             if not isinstance(audit, Audit):
                 msg = f"pipeline {self.name!r}: audits: expected some of twophase.audits, found {audit!r}"
@@ -173,7 +173,7 @@ class Pipeline:
                 raise ConfigError(msg)
 
     def _check_locations(self) -> None:
-        """Refuse overlapping folders: one output inside another, or inside an input, would be read as part of it."""
+        """Refuse overlapping folders: an output inside another, or inside an input, would be read as part of it."""
         places = [(f"write {name!r}", where) for name, sink in self.sinks.items() for where in sink.folders()]
         places += [(f"read {name!r}", where) for name, source in self.reads.items() for where in source.folders()]
         for number, (one, here) in enumerate(places):
@@ -188,7 +188,7 @@ class Pipeline:
     # --- the record --------------------------------------------------------------------------------------------------
 
     def declaration(self) -> dict[str, Any]:
-        """Return what the record keeps: enough to recover without the file that declared it."""
+        """Return what the record keeps: enough to recover without the file that declares the pipeline."""
         transform = self.transform
         if transform is not None and not isinstance(transform, str):
             module = getattr(transform, "__module__", type(transform).__module__)
@@ -218,7 +218,7 @@ class Pipeline:
         )
 
     def changes(self, old: Mapping[str, Any], pending: bool) -> list[str]:  # noqa: FBT001 - asked by the registry
-        """Say in words what of this declaration cannot follow an older one, once there are checkpoints."""
+        """Say in words which changes from an older declaration are not allowed once there are checkpoints."""
         problems = []
         parts: tuple[tuple[str, Mapping[str, Declared]], ...] = (("read", self.reads), ("write", self.writes))
         for what, mine in parts:
@@ -232,7 +232,7 @@ class Pipeline:
         return problems
 
     def prepare(self, slot: str | None = None, *, writes: bool = True) -> None:
-        """Look, before anything is recorded, whether every read can be read and, with `writes`, every write written."""
+        """Check, before anything is recorded, that every read can be read and, with `writes`, every write written."""
         for source in self.reads.values():
             source.prepare()
         for sink in self.sinks.values() if writes else ():
@@ -245,7 +245,7 @@ def quarantine_of(read: str) -> str:
 
 
 def _loaded_transform(path: str | None) -> Transform | None:
-    """Keep a transform by its import path; recovery never calls it."""
+    """Return a transform from the record: its import path, or a function that refuses to run if it has none."""
     return path if path is None or re.fullmatch(r"[\w.]+:[\w.]+", path) else _not_importable
 
 

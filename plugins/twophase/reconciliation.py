@@ -1,8 +1,8 @@
-"""Bring a record that was restored from a backup up to what its sinks hold.
+"""Reconcile a record that was restored from a backup with what its sinks hold; `twophase reconcile` calls it.
 
-Each sink keeps a receipt of every decision before it shows anything of it. What has a receipt and is not in the record
-was decided, and stays so: it goes back into the record, and then the ordinary recovery finds its markers, or promotes
-what is still staged. What was begun and never decided is nobody's loss: its input is new input again.
+Each sink keeps a receipt of every decision before it shows anything of it. A decision with a receipt that is not in the
+record was made, and stays: it goes back into the record. Then recovery finds its markers, or promotes what is still
+staged. A revision that was never decided is not restored; nothing is lost, because its input is new input again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from twophase.core.recovery import Decision
     from twophase.pipeline import Pipeline
 
-#: What is shown and has no receipt: nobody can tell what it was made from.
+#: The problem of output without a receipt: nothing says what it was made from.
 NO_RECEIPT = (
     "a version that kept no receipts promoted it, so its input is not known: restore a newer backup, or take it out of"
     " every sink by hand, and its input is read again"
@@ -34,23 +34,23 @@ NO_RECEIPT = (
 
 @dataclass(frozen=True)
 class Forgotten:
-    """One decision that a sink knows and the record does not."""
+    """One decision that a sink has a receipt of and the record does not know."""
 
     receipt: Json
-    #: Per sink: None where it holds it, otherwise how it stands.
+    #: Sink → None if it holds the output, else how that stands.
     sinks: Mapping[str, str | None]
-    #: What becomes of it in the record.
+    #: The state that it gets in the record.
     becomes: State
-    #: Why it cannot be recorded as it is.
+    #: Why it cannot be recorded; None: it can.
     problem: str | None = None
 
     @property
     def key(self) -> Key:
-        """Return whose decision it is."""
+        """Return the revision that was decided."""
         return Key(self.receipt["pipeline"], self.receipt["checkpoint_id"], self.receipt["revision"])
 
     def told(self) -> dict[str, Any]:
-        """Return it as people are told, under the record's own names."""
+        """Return it for display, under the record's own names."""
         names = ("pipeline", "checkpoint_id", "revision", "commit_seq", "slot", "kind", "run_id", "decided_at", "rows")
         return {
             **{name: self.receipt[name] for name in names},
@@ -68,20 +68,20 @@ class Survey:
     """What the sinks of a pipeline hold and its record does not know."""
 
     pipeline: str
-    #: The first number that the record did not know when it was asked.
+    #: The first commit_seq that the record did not know when it was read.
     next_commit_seq: int
     forgotten: list[Forgotten] = field(default_factory=list)
     #: What a sink shows without a receipt: sink, checkpoint, revision.
     unreceipted: list[tuple[str, int, int]] = field(default_factory=list)
-    #: Which sinks could not be asked, and why: what they alone know of is found once they answer.
+    #: Which sinks could not be asked, and why; they may hold more.
     silent: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Say whether anything is missing in the record."""
+        """Return True if anything is missing in the record."""
         return bool(self.forgotten or self.unreceipted)
 
     def told(self) -> list[dict[str, Any]]:
-        """Return all of it as people are told."""
+        """Return all of it for display."""
         strange: dict[tuple[int, int], dict[str, None]] = {}
         for sink, checkpoint_id, revision in self.unreceipted:
             strange.setdefault((checkpoint_id, revision), {})[sink] = None
@@ -103,7 +103,7 @@ class Survey:
 
 
 def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator) -> Survey:
-    """Ask every sink what it holds beyond the record; changes nothing. One that is down holds up only itself."""
+    """Ask every sink what it holds beyond the record; changes nothing. A sink that is down is noted in `silent`."""
     from twophase.committer import restoration
 
     name = pipeline.name
@@ -113,7 +113,7 @@ def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator)
     since = min([known.next_commit_seq, *(seq for seq in committing if seq is not None)])
     silent: list[str] = []
     found, torn = _receipts(pipeline, since, silent)
-    # Of what is known only that is of interest which was staged again after its decision, and forgotten.
+    # Keep unknown decisions, and known ones that were restaged later than the record knows.
     found = [
         one
         for one in found
@@ -138,7 +138,7 @@ def survey(record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator)
 
 
 def _markers(pipeline: Pipeline, silent: list[str]) -> dict[str, list[tuple[int, int]]]:
-    """Return what each sink shows."""
+    """Return the checkpoints and revisions that each sink shows."""
     shown: dict[str, list[tuple[int, int]]] = {}
     for name, sink in pipeline.sinks.items():
         with alone(f"sink {name!r}", silent):
@@ -147,7 +147,10 @@ def _markers(pipeline: Pipeline, silent: list[str]) -> dict[str, list[tuple[int,
 
 
 def _receipts(pipeline: Pipeline, since: int, silent: list[str]) -> tuple[list[Json], dict[int, str]]:
-    """Bring the receipts of all sinks together, by number; a later epoch knows more. Say which contradict another."""
+    """Return the receipts of all sinks by commit_seq, of each the one of the highest epoch; and the contradictions.
+
+    Two receipts contradict each other if they have one commit_seq and different revisions.
+    """
     found: dict[int, Json] = {}
     torn: dict[int, str] = {}
     for name, sink in pipeline.sinks.items():
@@ -166,7 +169,7 @@ def _receipts(pipeline: Pipeline, since: int, silent: list[str]) -> tuple[list[J
 
 
 def _standing(coordinator: Coordinator, receipt: Json) -> tuple[dict[str, str | None], str | None]:
-    """Ask each sink of a decision whether it holds it; say which one is not declared."""
+    """Ask each sink of a decision whether it holds the output; also return a problem if a sink is not declared."""
     key = Key(receipt["pipeline"], receipt["checkpoint_id"], receipt["revision"])
     sinks: dict[str, str | None] = {}
     for participant in (Participant(**one) for one in receipt["participants"]):
@@ -193,11 +196,10 @@ def _standing(coordinator: Coordinator, receipt: Json) -> tuple[dict[str, str | 
 def reconcile(
     record: PostgresRecord, pipeline: Pipeline, coordinator: Coordinator, reason: str
 ) -> tuple[Survey, list[tuple[Revision, Decision]]]:
-    """Record what the sinks hold and the record has forgotten, then finish it; said twice it is done once.
+    """Record the decisions that the record has forgotten, then finish them; a second call changes nothing.
 
-    All of it or nothing, in one transaction, and only if the record has not changed since the sinks were asked. While a
-    sink cannot be asked the pipeline goes on to say that it is behind, and nothing runs or is promoted: it may know of
-    more.
+    They are recorded in one transaction, all or none, and only if no run has committed since the sinks were asked. If a
+    sink could not be asked it may hold more: then the pipeline stays marked as behind, and nothing runs or is promoted.
     """
     from twophase.committer import restoration
 
@@ -212,7 +214,7 @@ def reconcile(
             msg = f"pipeline {pipeline.name!r}: a run has committed meanwhile; nothing was changed, reconcile again"
             raise RecordBehind(msg)
         restoration.restore(tx, pipeline.name, [one.receipt for one in found.forgotten], f"reconcile: {reason}")
-        if found.silent:  # until it is asked again: its silence says nothing
+        if found.silent:  # stay behind until every sink has answered
             tx.say_behind(pipeline.name, f"not asked: {'; '.join(found.silent)}")
 
     if found:
@@ -222,7 +224,7 @@ def reconcile(
 
 
 def _refuse(found: Survey) -> None:
-    """Raise ConfigError if not all of it can be recorded."""
+    """Raise ConfigError unless all of it can be recorded."""
     problems = [f"{one.key}: {one.problem}" for one in found.forgotten if one.problem]
     problems += [
         f"{found.pipeline}/{ck} r{revision} in {sink!r}: {NO_RECEIPT}" for sink, ck, revision in found.unreceipted

@@ -1,4 +1,4 @@
-"""A revision against the one it replaces, or would: what is staged, or new, against what is live."""
+"""Compare a revision with the one that it replaces or would replace; `twophase diff` calls it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Diff:
 
     sink: str
     new: Key
-    #: None: there is none, everything is new.
+    #: None: there is no old revision, every row is new.
     old: Key | None
     comparison: Comparison
 
@@ -41,7 +41,10 @@ def diff(  # noqa: PLR0913 - what a person asks for
     key: Sequence[str] = (),
     samples: int = 0,
 ) -> Iterator[Diff]:
-    """Compare the newest revision of a checkpoint with the live one, or with the one that it replaced."""
+    """Compare the newest revision of a checkpoint with the committed one, or with the one that it replaced.
+
+    `revision` and `against` name other ones. Aborted revisions are not compared unless they are named.
+    """
     unknown = [name for name in sinks if name not in pipeline.writes]
     if unknown:
         msg = f"pipeline {pipeline.name!r}: no write {unknown[0]!r}, expected {', '.join(pipeline.writes)}"
@@ -61,7 +64,7 @@ def diff(  # noqa: PLR0913 - what a person asks for
 def _which(
     record: PostgresRecord, pipeline: str, checkpoint_id: int, revision: int | None, against: int | None
 ) -> tuple[Revision, Revision | None]:
-    """Choose the two revisions."""
+    """Return the new and the old revision to compare."""
     from twophase.committer import revisions
 
     mine = revisions.of_checkpoints(record.engine, pipeline, [checkpoint_id])
@@ -84,7 +87,10 @@ def _which(
 
 
 def _changing(record: PostgresRecord, sink: Sink, name: str, revision: Revision) -> tuple[RowSet, RowSet] | None:
-    """Return what an undecided revision would change in a sink that goes by keys."""
+    """Return the rows before and after that an undecided revision would change in a sink that writes by key.
+
+    None: the sink does not, or the revision is decided.
+    """
     if revision.state not in UNDECIDED:
         return None
     participant = _participant(record, name, revision)

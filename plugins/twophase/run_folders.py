@@ -1,4 +1,4 @@
-"""Run folders: where an attempt has its plan, its result and its log. Who stages makes them, the sweep removes them."""
+"""Run folders: each holds one attempt's plan, result and log. Runs name them here; sweeps remove them."""
 
 from __future__ import annotations
 

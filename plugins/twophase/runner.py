@@ -1,4 +1,4 @@
-"""Run checkpoints without Airflow: from a script, a notebook, a test, or `twophase run`."""
+"""Run checkpoints without Airflow; scripts, notebooks, tests, `twophase run` and backfills call it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: A moment beyond another's lease: its last renewal may be under way.
+#: Seconds to wait beyond another run's lease: its last renewal may be under way.
 GRACE = 0.1
-#: Seconds between two looks for input that has to come; the last one goes on.
+#: Seconds between two looks for input that is waited for; the last one repeats.
 POLLS = (1.0, 2.0, 5.0, 10.0, 30.0)
-#: Settings of Spark that may bring a transform from elsewhere.
+#: Settings of Spark that may bring the transform from a place that this process does not see.
 _ELSEWHERE = re.compile(r"spark\.(submit\.pyFiles|archives|yarn\.dist\..*|pyspark\..*|executorEnv\..*|files)")
 
 
@@ -63,19 +63,19 @@ def run(
     reprocess: bool = False,
     dsn: str | None = None,
 ) -> Revision | None:
-    """Take one checkpoint through, exactly once; None when there is no new input.
+    """Run one checkpoint, exactly once; return None when there is no new input.
 
-    With `spark` the work is done in this process and the transform may be any function; without, by a spark-submit of
-    its own. What an earlier crash left is finished first; a run that was killed is taken over once its lease is out.
-    A pipeline that reads intervals is told which one by `slot`: `start/end` in ISO 8601, or a partition key. A slot
-    that is committed already is returned as it is; with `reprocess` a new revision takes its place.
+    With `spark` the work is done in this process, and the transform may be any function. Without it a spark-submit does
+    the work. What an earlier crash left is finished first. A run that was killed is taken over once its lease is out.
+    For a pipeline that reads intervals `slot` says which one: `start/end` in ISO 8601, or a partition key. A slot that
+    is committed already is returned as it is; with `reprocess` a new revision takes its place.
     """
     with Runner(pipeline, stager_for(pipeline, spark), dsn=dsn) as runner:
         return runner.run(slot, reprocess=reprocess)
 
 
 def script() -> Run:
-    """Return a run of this process."""
+    """Return a new run of this process, with a random id."""
     return Run(None, f"script-{secrets.token_hex(6)}")
 
 
@@ -86,7 +86,7 @@ def stager_for(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Stager:
-    """Choose how the Spark work is done."""
+    """Return a stager: one that uses `spark`, or one that submits."""
     from twophase.spark import installed, submit
 
     if spark is not None:
@@ -115,10 +115,10 @@ class Runner:
         waits: bool = True,
         restages: bool = False,
     ) -> None:
-        """Check the declaration, open the record unless it is given, and put the pipeline in it.
+        """Prepare the pipeline, open the record unless it is given, and enter the pipeline in it.
 
-        `waits` says whether to wait for the input of an interval that is declared so, or to raise NotYet. With
-        `restages` no write has to be ready but those that are staged again.
+        `waits` says whether to wait for input where the source is declared to wait, or to raise NotYet. With `restages`
+        the writes are not prepared here: a restage prepares only those that it stages again.
         """
         self.pipeline = pipeline
         self.stager = stager
@@ -131,11 +131,11 @@ class Runner:
         self.staging = Staging(self.coordinator, pipeline)
 
     def __enter__(self) -> Self:
-        """Hold the connection."""
+        """Return the runner itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the connection back."""
+        """Close the connections to the record."""
         self.record.engine.dispose()
 
     def run(
@@ -147,9 +147,9 @@ class Runner:
         me: Run | None = None,
         campaign: str | None = None,
     ) -> Revision | None:
-        """Take one checkpoint through; None when there is no new input.
+        """Run one checkpoint; return None when there is no new input.
 
-        With `reprocess` a slot that was decided before gets a new revision, unless that was in the same campaign.
+        With `reprocess` a slot that was decided before gets a new revision, unless the same backfill decided it.
         """
         slot = self._slot(slot)
         run = me or script()
@@ -168,7 +168,7 @@ class Runner:
     def replace(
         self, checkpoint_id: int, *, kind: str = "backfill", me: Run | None = None, campaign: str | None = None
     ) -> Revision:
-        """Take a new revision of a committed checkpoint through; the committed one stands until it is promoted."""
+        """Run a new revision of a committed checkpoint; the committed one stays until the new one is promoted."""
         run = me or script()
 
         def take() -> Revision | Opened | None:
@@ -177,11 +177,11 @@ class Runner:
 
         done = self._take_through(take)
         if done is None:
-            raise AssertionError  # a replacement is taken, or refused
+            raise AssertionError  # a replacement begins, or an error is raised
         return done
 
     def _check_transform(self) -> None:
-        """Refuse, before anything is begun, a transform whose source tells that it cannot be called."""
+        """Refuse, before anything begins, a transform that its source shows cannot be called."""
         from twophase.spark import transforms
 
         if isinstance(self.stager, InProcess | Submitted) and isinstance(self.pipeline.transform, str):
@@ -189,7 +189,7 @@ class Runner:
             transforms.check(name, self.pipeline.transform, reads, here=self.stager.here)
 
     def _slot(self, slot: str | None) -> str | None:
-        """Return a slot in its one spelling."""
+        """Return a slot in its canonical spelling; raise ConfigError if one is missing or not expected."""
         which = f"pipeline {self.pipeline.name!r}"
         if slot is None and self.pipeline.slotted:
             msg = f"{which}: it reads intervals; say which: slot='start/end' in ISO 8601, or a partition key"
@@ -200,7 +200,7 @@ class Runner:
         return None if slot is None else Slot.parse(slot, self.pipeline.zone).text
 
     def _take_through(self, take: Callable[[], Revision | Opened | None]) -> Revision | None:
-        """Take what there is to take, and bring it to its commit."""
+        """Begin what `take` begins, and bring it to its commit."""
         while True:
             taken = self._begin(take)
             if taken is None:
@@ -217,7 +217,7 @@ class Runner:
                 break
             try:
                 attempt = self.coordinator.attempt(taken)
-            except Fenced as fenced:  # the run that it was taken from was alive after all, and faster
+            except Fenced as fenced:  # the run that it was taken over from is alive after all, and was faster
                 log.info("%s", fenced)
                 continue
             done = self._bring_to_commit(self.coordinator.opened(attempt))
@@ -226,7 +226,7 @@ class Runner:
         return done
 
     def _bring_to_commit(self, opened: Opened) -> Revision:
-        """Stage an attempt; then its votes and the commit point are one transaction."""
+        """Stage an attempt, then record its votes and commit it in one transaction, then promote."""
         attempt = opened.revision
         with Lease(self.coordinator, attempt) as lease:
             folder, votes = self._stage(opened, lease)
@@ -236,9 +236,10 @@ class Runner:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def restage(self, checkpoint_id: int, reason: str, sinks: Collection[str] = ()) -> Revision:
-        """Stage again what a decided revision cannot promote, and promote it: the same input, today's transform.
+        """Stage a decided revision again for some sinks, from the same input with today's transform, and promote it.
 
-        Without names it is what lost its staged output; a sink whose target refuses its rows has to be named.
+        Without `sinks` it does so for those that lost their staged output. A sink whose target refuses its rows has to
+        be named.
         """
         which = f"checkpoint {self.pipeline.name}/{checkpoint_id}"
         found = self.coordinator.transact(lambda tx: tx.live_revision(self.pipeline.name, checkpoint_id))
@@ -251,7 +252,7 @@ class Runner:
         return self.coordinator.finish(attempt.key)
 
     def _begin(self, take: Callable[[], Revision | Opened | None]) -> Revision | Opened | None:
-        """Take a checkpoint; wait out the lease of a run that may be dead, or for input to come, and say so."""
+        """Call `take`, and again after waiting: for the lease of another run to run out, or for input to arrive."""
         pauses = iter(POLLS)
         while True:
             try:
@@ -275,7 +276,7 @@ class Runner:
                 return taken
 
     def _stage_and_vote(self, attempt: Revision) -> None:
-        """Stage an attempt and vote for it, and go no further."""
+        """Stage an attempt and record its votes."""
         with Lease(self.coordinator, attempt) as lease:
             folder, votes = self._stage(self.coordinator.opened(attempt), lease)
             if votes:
@@ -285,20 +286,20 @@ class Runner:
     def _stage(self, opened: Opened, lease: Lease) -> tuple[Path, list[Participant]]:
         """Stage every write; return the run folder and the votes.
 
-        Any failure aborts the revision, the input stays its checkpoint's.
+        Any failure aborts the revision; its input stays with the checkpoint.
         """
         attempt = opened.revision
         try:
             folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
             return folder, self.staging.stage(opened, self.stager, folder, lease)
         except (Fenced, RecordBehind):
-            raise  # a newer attempt owns it, or another time: touch nothing
+            raise  # a newer attempt owns it, or the record is behind its sinks: touch nothing
         except BaseException as error:
             why = in_one_line(error)
             log.info("%s: attempt %s failed", attempt.key, attempt.epoch)
             try:
                 self.coordinator.fail(attempt, why)
-                self.coordinator.abort(attempt, why)  # changes nothing if it is decided: a restage that failed
+                self.coordinator.abort(attempt, why)  # if this was a restage, it is decided: changes nothing
             except (StoreUnavailable, SinkUnavailable) as unavailable:
                 error.add_note(f"it is not aborted yet ({unavailable}); the next run takes it over")
             raise
@@ -307,7 +308,7 @@ class Runner:
 class InProcess:
     """Stages in this process, in the caller's Spark session."""
 
-    #: Transforms are imported by this interpreter.
+    #: Whether transforms are imported by an interpreter with the path of this one.
     here = True
 
     def __init__(self, spark: SparkSession, transform: Transform | None) -> None:
@@ -330,7 +331,7 @@ class InProcess:
         return staged
 
     def _import(self, path: str) -> Callable[..., Any]:
-        """Return the function that a transform names, from spark_jobs/ as in a submission; executors get it too."""
+        """Import the function that a transform names, also from spark_jobs/; send the files there to the executors."""
         folder = spark_jobs()
         if folder.is_dir():
             if str(folder) not in sys.path:
@@ -342,13 +343,13 @@ class InProcess:
 
 
 class Submitted:
-    """Stages by a spark-submit of its own: the same main as under Airflow."""
+    """Stages by a spark-submit, with the same main as under Airflow."""
 
     def __init__(self, master: str, conf: Mapping[str, str]) -> None:
         """Say where Spark runs and how."""
         self.master = master
         self.conf = conf
-        #: Whether transforms are imported by an interpreter and from a path like this one's.
+        #: Whether transforms are imported by an interpreter with the path of this one.
         self.here = master.startswith("local") and not any(map(_ELSEWHERE.fullmatch, conf))
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:

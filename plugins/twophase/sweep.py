@@ -1,4 +1,4 @@
-"""The sweep: remove what the record says is dead. `twophase sweep` and the sweep DAG call it."""
+"""Sweep: remove what the record says is dead; `twophase sweep` and the sweep DAG call it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Removed(NamedTuple):
 def sweep(
     record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False
 ) -> Iterator[Removed]:
-    """Remove what the record says is dead; yield each thing as it goes. May be killed anywhere and run again.
+    """Remove what the record says is dead; yield each thing that is removed. May be killed anywhere and run again.
 
-    It looks where the record knows that something may have been left since the last sweep. With `everything` all that
-    the sinks hold is looked at: what a writer that outlived its run has left since is found, too. A record older than
-    its sinks cannot say what is dead: RecordBehind.
+    It looks only where the record says that something may have been left since the last sweep. With `everything` it
+    looks at all that the sinks hold, and so also finds what a writer left that outlived its run. If the record is older
+    than its sinks it cannot say what is dead: then it raises RecordBehind.
     """
     from twophase.committer import retention
 
@@ -88,7 +88,7 @@ def _sweep_attempts(  # noqa: PLR0913 - whose, and which
 
 
 def _expire(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> dict[Key, datetime]:
-    """Record which superseded revisions go, before anything of them is touched; return when they were replaced."""
+    """Record which superseded revisions are swept, before their output is touched; return when they were replaced."""
     from twophase.committer import retention
 
     with record.engine.connect() as connection:
@@ -122,7 +122,7 @@ def _sweep_superseded(  # noqa: PLR0913 - whose, and which
 
 
 def _sweep_told(record: PostgresRecord, pipeline: Pipeline, *, dry_run: bool) -> Iterator[Removed]:
-    """Delete what the record tells of long ago: events of ended revisions, and what could not begin."""
+    """Delete old rows of the record: events of ended revisions, and slots that could not begin."""
     from twophase.committer import retention
 
     kept = pipeline.retention.events
@@ -149,7 +149,7 @@ def _sweep_old(  # noqa: PLR0913 - whose, and what
     *,
     dry_run: bool,
 ) -> Iterator[Removed]:
-    """Count what is too old, or delete it some at a time."""
+    """Count what is too old (`dry_run`), or delete it in batches."""
     from twophase.committer import retention
 
     count = 0

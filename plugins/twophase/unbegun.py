@@ -1,4 +1,7 @@
-"""What a run leaves in the record that could not begin: there is no revision yet that could say why."""
+"""Record why a run could not begin; the runner and Airflow's stage task begin inside `beginning`.
+
+There is no revision yet that could keep the reason.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: Others are at work, or nobody can be told: no failure of this pipeline.
+#: Not failures of this pipeline: another run is at work, or the record is away.
 _NO_FAILURE = (Busy, Fenced, PromotionPending, StoreUnavailable)
 
 
 @contextmanager
 def beginning(record: PostgresRecord, pipeline: str, slot: str | None, run: Run) -> Iterator[None]:
-    """Keep why a run could not begin, one row per slot, until one begins; what is raised is raised on."""
+    """Record why a run could not begin, one row per slot, until the slot begins; re-raise the error."""
     try:
         yield
     except _NO_FAILURE:
@@ -41,5 +44,5 @@ def _keep(  # noqa: PLR0913 - what is kept
     try:
         with record.transaction() as tx:
             tx.not_begun(pipeline, slot, run, why, failed=failed)
-    except TwophaseError as untold:  # what is raised counts for more than this
+    except TwophaseError as untold:  # the caller raises the first error, which matters more
         log.warning("%s: the record could not be told why it did not begin: %s", pipeline, untold)

@@ -1,4 +1,4 @@
-"""Verification: does each sink hold what the record says? `twophase verify` calls it."""
+"""Verify that each sink holds what the record says; `twophase verify` calls it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Verified:
-    """One committed checkpoint was compared with what a sink holds; it is no difference, so it is false."""
+    """One committed checkpoint was compared with what a sink holds. It is falsy; a Difference is not."""
 
     sink: str
 
     def __bool__(self) -> Literal[False]:
-        """Tell it from a difference."""
+        """Return False: this is no difference."""
         return False
 
 
 def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | Verified]:
-    """Compare every committed checkpoint with what each sink holds; yield each difference, and what was compared."""
+    """Compare every committed checkpoint with what each sink holds; yield a Verified for each, and the differences."""
     from twophase.committer import queries, revisions
 
     if why := ahead(coordinator(record, pipeline)):
@@ -52,7 +52,7 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
                     yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
                 yield Verified(name)
             strangers = list(sink.strangers(revisions.places(record.engine, pipeline.name, name)))
-            if strangers:  # something may have been promoted between the two looks: ask the record again
+            if strangers:  # something may have been promoted after the record was read: read it again
                 strangers = list(sink.strangers(revisions.places(record.engine, pipeline.name, name)))
             yield from (Difference(pipeline.name, None, name, stranger) for stranger in strangers)
         yield from (Difference(pipeline.name, None, name, problem) for problem in problems)

@@ -1,4 +1,4 @@
-"""What wires a pipeline to its record: runner, tasks and commands get their coordinator here."""
+"""Wire a pipeline to its record; the runner, Airflow's tasks and the commands get their coordinator here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(record: PostgresRecord, name: str) -> Pipeline:
 
 
 def enter(record: PostgresRecord, pipeline: Pipeline, *, dag_id: str | None = None) -> None:
-    """Put a pipeline's declaration in the record, unless it cannot follow what is there; and the DAG that runs it."""
+    """Put a pipeline's declaration in the record, and the DAG that runs it; refuse a change that is not allowed."""
     outputs = {name: sink.location() for name, sink in pipeline.sinks.items()}
 
     def step(tx: Transaction) -> None:

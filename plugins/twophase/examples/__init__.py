@@ -1,1 +1,1 @@
-"""Pipelines to read, run and copy."""
+"""Examples of pipelines to read, run and copy."""

@@ -34,7 +34,7 @@ class HttpSender(Sender):
             self.headers["Authorization"] = f"Basic {login}"
 
     def send_values(self, rows: Iterator[dict[str, Any]], checkpoint_id: int, timestamp: datetime) -> bool:  # noqa: ARG002 - the ids say all
-        """Post every row; a service that is down for now is asked again later, anything else is an error."""
+        """Post every row; return False if the service is down for now (503), raise on any other error."""
         while batch := list(islice(rows, self.batch)):
             body = json.dumps(batch, default=str).encode()
             request = urllib.request.Request(self.url, body, self.headers)  # noqa: S310 - the declared address

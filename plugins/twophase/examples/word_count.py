@@ -1,4 +1,4 @@
-"""Word count: `twophase run` this file, or see `twophase demo` kill it and nothing get lost."""
+"""Count words: `twophase run` takes this file, and `twophase demo` kills it to show that nothing gets lost."""
 
 from __future__ import annotations
 
