@@ -1,4 +1,4 @@
-"""What a checkpoint reads. Each source is loaded when it is first asked for: a DAG's file pays for what it declares."""
+"""The sources that users declare. Each is loaded when it is first used, so a DAG file imports only what it declares."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""What is wrong with a record, and on which line it is: Spark says neither.
+"""Find what is wrong with a record and on which line it is, which Spark does not say.
 
-Standard library alone (but for Parquet): the quarantine ships this module by value to workers that lack the package.
+`bad_records` and the quarantine call it.
+
+It uses the standard library alone (except for Parquet): the quarantine ships this module by value to workers that may
+lack the package.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, "
 _OTHER_COMPRESSIONS = (".zst", ".snappy", ".lz4", ".deflate")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
-#: What Java trims off a line before it takes it for empty; Python would trim more.
+#: The characters that Java trims before it calls a line empty; Python would trim more.
 _BLANK = "".join(map(chr, range(33)))
 _LINE_ENDS = ("\n", "\r", "\r\n")
 
 _INTEGERS = {"byte": 8, "tinyint": 8, "short": 16, "smallint": 16, "int": 32, "integer": 32, "long": 64, "bigint": 64}
 _FLOATS = frozenset({"float", "real", "double"})
 _NOT_A_NUMBER = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
-#: Types that any text, or any JSON value, can become.
+#: Types that any text or JSON value fits.
 _TEXTS = frozenset({"string", "varchar", "char"})
 _CHECKED = _INTEGERS.keys() | _FLOATS | _TEXTS | {"boolean"}
 
@@ -38,12 +41,12 @@ class Reading(NamedTuple):
     options: Mapping[str, str]
     #: column → type, as declared; empty when Spark inferred them
     types: Mapping[str, str]
-    #: Whether a record may be bad: then only what makes the whole file unreadable is a problem.
+    #: Whether bad records are allowed: then only an unreadable file is a problem.
     lenient: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any], schema: str | None, *, lenient: bool = False) -> Reading:
-        """Take Spark's options, whose names have no letter case, and a DDL string."""
+        """Build it from Spark's options, whose names ignore letter case, and a DDL string."""
         plain = {
             name.lower(): str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in options.items()
@@ -51,7 +54,7 @@ class Reading(NamedTuple):
         return cls(plain, declared_types(schema or ""), lenient)
 
     def flag(self, name: str) -> bool:
-        """Say whether an option is on."""
+        """Return True if an option is on."""
         return self.options.get(name.lower(), "false").lower() == "true"
 
 
@@ -63,7 +66,7 @@ class Problem(NamedTuple):
 
 
 def declared_types(schema: str) -> dict[str, str]:
-    """Read the columns of a DDL string; types only as far as a text can be held against them."""
+    """Return the columns of a DDL string with the first word of their types, without parameters."""
     types = {}
     flat = re.sub(r"\([^()]*\)", "", schema)
     while "<" in (flatter := re.sub(r"<[^<>]*>", "", flat)) and flatter != flat:
@@ -78,12 +81,12 @@ def declared_types(schema: str) -> dict[str, str]:
 
 
 def is_text(path: str, reading: Reading) -> bool:
-    """Say whether Python can read the lines of a file as Spark does."""
+    """Return True if Python can read the lines of a file as Spark does."""
     return not path.endswith(_OTHER_COMPRESSIONS) and reading.options.get("linesep", "\n") in _LINE_ENDS
 
 
 def open_text(path: str, reading: Reading) -> TextIO:
-    """Open a file, compressed or not; what is no text in its encoding is replaced, as Spark does."""
+    """Open a file, compressed or not; bytes that are invalid in its encoding are replaced, as Spark does."""
     opener = _OPENERS.get(os.path.splitext(path)[1], open)  # noqa: PTH122 - a string suffices
     encoding = reading.options.get("encoding") or reading.options.get("charset") or "utf-8"
     encoding = "utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding
@@ -101,7 +104,7 @@ def lines(file: TextIO, reading: Reading) -> Iterator[tuple[int, str]]:
 
 
 def records(path: str, kind: str, reading: Reading) -> Iterator[tuple[int, str]]:
-    """Yield the records of a file of lines: without the header of CSV."""
+    """Yield the numbered records of a file of lines, without a CSV header."""
     if not is_text(path, reading):
         return
     with open_text(path, reading) as file:
@@ -112,9 +115,9 @@ def records(path: str, kind: str, reading: Reading) -> Iterator[tuple[int, str]]
 
 
 def numbered(work: tuple[str, str, set[int] | None], kind: str, reading: Reading) -> Iterator[tuple[str, str, int]]:
-    """Yield (name, text, line) of a file's records: of (name, path, checksums) those with such a checksum, or all.
+    """Yield (name, text, line) of a file's records; `work` is (name, path, checksums of the wanted texts, None: all).
 
-    A file that is gone since Spark read it has no lines any more; the vote will find that it has changed.
+    A file that is gone since Spark read it yields nothing; the vote will find that it has changed.
     """
     name, path, wanted = work
     try:
@@ -129,12 +132,12 @@ def numbered(work: tuple[str, str, set[int] | None], kind: str, reading: Reading
 
 
 def reason(raw: str, kind: str, reading: Reading) -> str:
-    """Say in one line why Spark could not read a record, as well as can be said."""
+    """Say in one line why Spark could not read a record, as far as that can be found out."""
     words = _why_json(raw, reading) if kind == "json" else _why_csv(raw, reading)
     if words is None and "\ufffd" in raw:
         words = "not a text in its encoding"
     plain = " ".join((words or "cannot be read with the declared schema").split())[:300]
-    return plain.encode("utf-8", "replace").decode()  # half a character, escaped in JSON, is none outside of it
+    return plain.encode("utf-8", "replace").decode()  # JSON may escape half a surrogate pair, which UTF-8 cannot hold
 
 
 def _why_json(raw: str, reading: Reading) -> str | None:
@@ -165,7 +168,7 @@ def _bad_json(text: str, number: int | None, reading: Reading) -> Problem | None
 
 
 def _doubtful_json(text: str, reading: Reading) -> Problem | None:
-    """Name the column of a bad record that is no plain type, if there is just one: it must be that."""
+    """Name the one column of a bad record whose type is not checked here: if there is only one, it is the cause."""
     value = json.loads(text)
     found = {
         (name, kind, _short(record[name]))
@@ -197,7 +200,7 @@ def _in_range(value: int, kind: str) -> bool:
 
 
 def _csv_form(reading: Reading) -> dict[str, Any] | None:
-    """Return how Python's reader splits a line; None: it cannot, Spark can."""
+    """Return how Python's CSV reader splits a line; None: it cannot split it as Spark does."""
     form = {
         "delimiter": reading.options.get("sep") or reading.options.get("delimiter") or ",",
         "quotechar": reading.options.get("quote") or '"',
@@ -206,7 +209,7 @@ def _csv_form(reading: Reading) -> dict[str, Any] | None:
 
 
 def _split(line: str, form: Mapping[str, Any] | None) -> list[str] | None:
-    """Return the fields of a line; None: Python's reader cannot tell."""
+    """Return the fields of a line; None: Python's CSV reader cannot split it."""
     if form is None:
         return None
     try:
@@ -227,7 +230,7 @@ def _bad_row(row: list[str] | None, columns: list[str], reading: Reading) -> str
 
 
 def _doubtful_row(row: list[str] | None, reading: Reading) -> str | None:
-    """Name the column of a bad record with spaces around a number, or of no plain type, if there is just one."""
+    """Name the one column that may be the cause: spaces around a number, or a type that is not checked here."""
     found = [
         f"column {name!r}: expected {kind}, found {text[:80]!r}"
         for (name, kind), text in zip(reading.types.items(), row or (), strict=False)
@@ -252,7 +255,7 @@ def _csv_fits(text: str, kind: str) -> bool:
 
 
 def scan_text(path: str, _reading: Reading) -> Problem | None:
-    """See whether a file can be read at all."""
+    """Raise if a file cannot be read at all."""
     with open(path, "rb") as file:  # noqa: PTH123 - a string suffices
         file.read(1)
     return None

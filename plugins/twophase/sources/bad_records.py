@@ -1,4 +1,7 @@
-"""Which record made Spark fail: Spark names the file at best, a person wants the line and the reason."""
+"""Find the record that made Spark fail; sources call it from `explain`.
+
+Spark names the file at best. A person wants the line and the reason.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _ABOUT_INPUT = re.compile(
 
 
 def text_of(error: BaseException) -> str:
-    """Return all that an error of Spark says: its message, the Java stack, and the causes."""
+    """Return all texts of an error from Spark: its message, the Java stack, and its causes."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(parts) < 20:  # noqa: PLR2004 - a chain of causes, not a loop of them
@@ -29,14 +32,14 @@ def text_of(error: BaseException) -> str:
 
 
 def is_about_input(text: str) -> bool:
-    """Say whether an error may come from a file that cannot be read."""
+    """Return True if an error may come from an input file that cannot be read."""
     return _ABOUT_INPUT.search(text) is not None
 
 
 def unread(who: str, text: str, check: Callable[[], None], remedy: str) -> Exception | None:
-    """Say why the executors could not read a file of an object store; `check` raises if it is not what it was.
+    """Return the error for a file of an object store that the executors could not read; None: that was not the cause.
 
-    None: that was not it.
+    `check` raises InputChanged if the input is not what it was.
     """
     found = UNREAD.search(text)
     if found is None:
@@ -51,12 +54,12 @@ def unread(who: str, text: str, check: Callable[[], None], remedy: str) -> Excep
 
 
 def find(files: Sequence[tuple[str, str]], kind: str, reading: Reading, text: str, remedy: str) -> BadRecord | None:
-    """Look through the files (as shown, as on disk), those that Spark named first; None: nothing is wrong with them."""
+    """Look for a bad record in the files that Spark named, or in all; `files` are (shown path, path on disk)."""
     plain = text + unquote(text)
     named = [file for file in files if file[1] in plain]
     if not named and "reading file file:" in text:
         return None
-    denied = set(_ABOUT_INPUT.findall(text)) == {"Permission denied"}  # perhaps on the way out: say so only if it is so
+    denied = set(_ABOUT_INPUT.findall(text)) == {"Permission denied"}  # perhaps of an output: blame a file only if true
     scan = scan_text if denied else SCANNERS[kind]
     for shown, path in named or files:
         if problem := _look_at(path, scan, reading):

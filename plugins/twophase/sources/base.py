@@ -1,7 +1,8 @@
-"""What a checkpoint reads.
+"""`Source`, the base of what a checkpoint reads, and who calls its methods.
 
-`discover` and `fix` run at begin, in the coordinator; `written_again` and `summed` before each attempt, `check` before
-each attempt and before each vote, in the submitter; `read` and `sifted` in the Spark driver; `settle` after COMMITTED.
+The coordinator calls `discover` and `fix` at begin, and `settle` after COMMITTED. The runner or the stage task calls
+`written_again` and `summed` before each attempt, and `check` before each attempt and each vote. The Spark driver calls
+`read` and `sifted`.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ if TYPE_CHECKING:
 
 
 class Sifted(NamedTuple):
-    """A fixed input as two DataFrames; each record is in one of them."""
+    """A fixed input as two DataFrames; each record is in exactly one of them."""
 
     good: Any
     #: None: the source has no quarantine, a bad record fails the attempt.
     bad: Any = None
-    #: Raises ConfigError if the transform undid what keeps them apart.
+    #: Raises ConfigError if the transform cleared the cache that keeps the two apart.
     check: Callable[[], None] = lambda: None
 
 
 class Source(Declared):
-    """One input of a pipeline. Subclasses say how it is found, fixed, read and settled."""
+    """One input of a pipeline. Subclasses implement how it is found, fixed, read and settled."""
 
     public_module = "twophase.sources"
-    #: These two are for sources of a user's own that do not say it themselves.
+    #: Defaults for users' own sources that do not set these two.
     identity: ClassVar[tuple[str, ...]] = ("format", "timezone")
     fixed_while_pending: ClassVar[tuple[str, ...]] = ("path", "table", "catalog")
 
-    #: Goes by slots: begin is told which one.
+    #: Whether its input belongs to slots.
     slotted: bool = False
-    #: Whether its slots go by a clock, and by that of which time zone; None: UTC's.
+    #: Whether its slots have times, and in which time zone; None: UTC.
     zoned: bool = False
     timezone: str | None = None
-    #: Each revision fixes its own input anew; otherwise the checkpoint's input is for ever.
+    #: Whether each revision fixes its input again; otherwise the input is the checkpoint's for ever.
     per_revision: bool = False
-    #: A lookup table: no checkpoint fixes it, and it brings no input of its own.
+    #: A lookup table: no checkpoint fixes it, and it starts none.
     unversioned: bool = False
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders that are this source's own: nothing may be written into them."""
+        """Return the folders of this source; no write may overlap them."""
         return ()
 
     def claim(self, slot: str) -> Claim | None:  # noqa: ARG002 - for sources that go by slots
-        """Return what a slot alone may read; None: slots may read the same. Looks at nothing."""
+        """Return the place that only this slot may read; None: slots may read the same. Touches nothing."""
         return None
 
     def prepare(self) -> None:
@@ -62,25 +63,25 @@ class Source(Declared):
 
     @abstractmethod
     def discover(self, slot: str | None = None, known: Known | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
-        """Look for input, of a slot if the source goes by slots; may be slow, holds no lock.
+        """Look for input, of a slot if the source is slotted; may be slow, holds no lock.
 
-        `known` is what `fix` asked to be remembered when it was last called, if it ever does.
+        `known` is what `fix` last asked the record to remember, if anything.
         """
 
     @abstractmethod
     def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover
-        """Choose what this checkpoint reads out of what was found; fast, no outside calls."""
+        """Choose this checkpoint's input from what was found; fast, without calls outside the record."""
 
     @abstractmethod
     def check(self, fixed: Input) -> None:
-        """Raise InputChanged, naming the part, unless the fixed input is still what it was."""
+        """Raise InputChanged, naming what changed, unless the fixed input is still what it was."""
 
     def written_again(self, fixed: Input) -> list[InputFile]:  # noqa: ARG002 - for sources of files
-        """Return those of the files that have another time and the same bytes, as they look now; may be slow."""
+        """Return the files that have another time but the same bytes, as they look now; may be slow."""
         return []
 
     def summed(self, fixed: Input) -> list[InputFile]:  # noqa: ARG002 - likewise
-        """Return the files whose checksum was not known and is cheap to take, with it."""
+        """Return the files whose checksum was unknown and cheap to compute, with their checksums."""
         return []
 
     @abstractmethod
@@ -88,11 +89,11 @@ class Source(Declared):
         """Return the fixed input as a DataFrame. Runs in the Spark driver."""
 
     def connections(self, fixed: Input) -> tuple[str, ...]:  # noqa: ARG002 - for sources that need some
-        """Return the ids of the connections that `read` needs: they reach the Spark driver by its environment."""
+        """Return the ids of the connections that `read` needs; the Spark driver gets them in its environment."""
         return ()
 
     def paths(self, fixed: Input) -> list[str]:  # noqa: ARG002 - for sources that can
-        """Return the files of a fixed input in full, for a Spark job that reads them by itself."""
+        """Return the full paths of a fixed input's files, for a user's own Spark job."""
         msg = f"{type(self).__name__}: its input is no list of files; give the pipeline a transform"
         raise ConfigError(msg)
 
@@ -102,16 +103,16 @@ class Source(Declared):
 
     @contextmanager
     def sifted(self, spark: Any, fixed: Input, slot: str | None = None) -> Iterator[Sifted]:  # noqa: ANN401 - see read
-        """Yield the fixed input with its bad records apart; both frames hold until the end. Runs in the driver."""
+        """Yield good and bad records of the fixed input as two frames, valid inside the block. Runs in the driver."""
         yield Sifted(self.read(spark, fixed, slot))
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
-        """Say which record of the input made Spark fail with this error, if it was one; looks only after a failure."""
+        """Return an error that names the record or file that made Spark fail; None: the input was not the cause."""
 
     @property
     def settles(self) -> bool:
-        """Say whether there is anything to do with input files after COMMITTED."""
+        """Return True if input files are archived or deleted after COMMITTED."""
         return False
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
-        """Do what `after_commit` asks with a committed checkpoint's files; repeatable. Then their names are free."""
+        """Archive or delete a committed checkpoint's files, as `after_commit` says; repeatable. Then names are free."""

@@ -1,4 +1,7 @@
-"""What another pipeline committed to one of its sinks, by ranges of its commit_seq: exactly once over several hops."""
+"""`Committed`, the source that reads what another pipeline committed to a sink, by ranges of its commit_seq.
+
+So records pass through several pipelines exactly once.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ if TYPE_CHECKING:
 
     from twophase.core.ports import Progress
 
-#: The one partition of such a source: the other pipeline's order of decisions.
+#: The only partition of such a source; its offsets are the other pipeline's commit_seq.
 SEQ = "commit_seq"
 
 
 class Committed(Source):
     """The checkpoints that another pipeline committed since the last one that was read here.
 
-    A checkpoint is read when it is first committed. When a later revision takes its place upstream, what was made from
-    it here is stale, until a new revision reads the new one.
+    A checkpoint is read once, after its first commit. If it is replaced upstream later, what was made from it here is
+    stale, until a new revision reads the replacement.
     """
 
     identity = ("pipeline", "sink")
@@ -33,7 +36,7 @@ class Committed(Source):
     per_revision = True
 
     def __init__(self, pipeline: str, sink: str, *, max_checkpoints: int | None = None) -> None:
-        """Name the other pipeline and its write, and how many of its checkpoints one of ours takes at most."""
+        """Name the other pipeline and its write, and how many of its checkpoints one checkpoint here reads at most."""
         self.pipeline = pipeline
         self.sink = sink
         self.max_checkpoints = max_checkpoints
@@ -53,7 +56,7 @@ class Committed(Source):
         """Do nothing: what is committed is in the record, which `fix` asks."""
 
     def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - see discover
-        """Take what was committed since, or what stands now for the range that is this checkpoint's already."""
+        """Take what was committed since, or for a later revision what is committed now in the checkpoint's range."""
         if mine := progress.fixed().get(SEQ):
             start, end = mine
             standing = progress.committed(self.pipeline, self.sink, start, end, None)
@@ -66,7 +69,7 @@ class Committed(Source):
         return Input(ranges={SEQ: (start, end)}, outputs=standing.outputs, upstream=standing.upstream)
 
     def check(self, fixed: Input) -> None:
-        """Raise InputChanged unless every revision that is read still lies where its pipeline keeps it."""
+        """Raise InputChanged unless the output of every revision that is read is still there."""
         if fixed.upstream is None:
             return
         sink = self._sink(fixed)
@@ -82,15 +85,15 @@ class Committed(Source):
         return Sink.load(dict((fixed.upstream or {})["sink"]))
 
     def connections(self, fixed: Input) -> tuple[str, ...]:
-        """Return the connections that the other pipeline's sink is read by."""
+        """Return the connections that are needed to read the other pipeline's sink."""
         return self._sink(fixed).reading_connections() if fixed.outputs else ()
 
     def paths(self, fixed: Input) -> list[str]:
-        """Return the files of these revisions, wherever they lie by now."""
+        """Return the files of these revisions, also if they were moved after a replacement."""
         return [path for output in fixed.outputs for path in self._sink(fixed).files(output)]
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - see discover
-        """Return a frame over just these revisions, wherever they lie by now."""
+        """Return a frame over exactly these revisions, also if they were moved after a replacement."""
         if not fixed.outputs:
             schema = (fixed.upstream or {}).get("schema")
             if not schema:
@@ -100,7 +103,7 @@ class Committed(Source):
         return cast("DataFrame", self._sink(fixed).read(spark, fixed.outputs).drop("checkpoint"))
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
-        """Say that a revision was replaced while it was read: its files have names of their own, so Spark noticed."""
+        """Explain a read error: most likely a revision was replaced or removed while Spark read its files."""
         text = bad_records.text_of(error)
         remedy = "restore the file, or run that checkpoint again"
         if found := bad_records.unread(self._who, text, lambda: self.check(fixed), remedy):

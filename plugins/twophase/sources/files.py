@@ -1,4 +1,4 @@
-"""A landing folder: each file belongs to exactly one checkpoint."""
+"""`Files`, the source that reads a landing folder; each file belongs to exactly one checkpoint."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from twophase.storage.listing import unreadable
 
 AFTER_COMMIT = ("keep", "archive", "delete")
 
-#: The order in which files are taken.
+#: The order in which checkpoints read files: the oldest first.
 _AGE = attrgetter("mtime_ns", "path")
 
 
 class Files(FixedFiles):
-    """The files of a folder and the folders below it, in the order in which they were last modified."""
+    """The files of a folder and of the folders below it, in the order of their modification times."""
 
     identity = ("format",)
     fixed_while_pending = ("path",)
@@ -53,7 +53,7 @@ class Files(FixedFiles):
         bad_record_limit: float | None = None,
         quarantine_path: str | Path | None = None,
     ) -> None:
-        """Declare the folder (relative: below the data folder), its format, and how much one checkpoint takes.
+        """Declare the folder (relative: below the data folder), its format, and how much one checkpoint reads.
 
         With on_bad_record="quarantine" bad records go to a table of their own, up to bad_record_limit of them (a whole
         number, or a share of the checkpoint's records).
@@ -90,17 +90,17 @@ class Files(FixedFiles):
 
     @property
     def archive(self) -> Path:
-        """Return the folder beside it for files that were committed."""
+        """Return the folder beside the landing folder that archived files go to."""
         return self.folder.with_name(f"{self.folder.name}.archive")
 
     def folders(self) -> tuple[str, ...]:
-        """Return the landing folder, and the one that its files go to."""
+        """Return the landing folder, and the archive if files leave it."""
         return (str(self.folder), str(self.archive)) if self.settles else (str(self.folder),)
 
     # --- at begin ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Check that the folder is there and can be listed, and that its files may leave it if they have to."""
+        """Check that the folder can be listed, and that files can be moved out of it if `after_commit` needs that."""
         folder = self.folder
         if not folder.exists():
             msg = f"{self.who}: no folder {folder}; create it, or correct the path"
@@ -127,9 +127,9 @@ class Files(FixedFiles):
                 raise ConfigError(msg)
 
     def discover(self, slot: str | None = None, known: Known | None = None) -> Found:  # noqa: ARG002 - takes what has landed
-        """Look at the finished files; those that are known, and as they were, need not be asked about.
+        """List the finished files, without those that `known` says are unchanged.
 
-        The checksums of those that one checkpoint would take are taken here, where nothing is locked.
+        Checksums of the files that one checkpoint would read are computed here, because nothing is locked.
         """
         try:
             found = new_files.look(str(self.folder), self.who, known)
@@ -142,8 +142,8 @@ class Files(FixedFiles):
     def fix(self, found: Found, progress: Progress) -> Input:
         """Take the oldest files that no checkpoint owns, up to the limits; a file above max_bytes goes alone.
 
-        Nothing is looked at here, where the pipeline is locked: storage may be slow. Where files leave the folder after
-        the commit there are never many, and nothing is remembered of them.
+        Storage may be slow, so it is not touched here, where the pipeline is locked. If files leave the folder after
+        the commit, few are left in it, and nothing is remembered of them.
         """
         new = progress.new_files(found.files)
         taken = self._limited(sorted(new, key=_AGE))
@@ -152,7 +152,7 @@ class Files(FixedFiles):
         return Input(files=tuple(file._replace(xxh3=found.sums.get(file[:3])) for file in taken))
 
     def _limited(self, new: list[InputFile]) -> list[InputFile]:
-        """Return as many of the new files as one checkpoint takes."""
+        """Return the new files that fit into one checkpoint."""
         if self.max_files is not None:
             new = new[: self.max_files]
         if self.max_bytes is not None:
@@ -165,7 +165,7 @@ class Files(FixedFiles):
         return new
 
     def paths(self, fixed: Input) -> list[str]:
-        """Return the fixed files in full: in the landing folder, or where they went when they were committed."""
+        """Return the full paths of the fixed files: in the landing folder, or in the archive after their commit."""
         landed = super().paths(fixed)
         if self.after_commit != "archive" or fixed.checkpoint_id is None:
             return landed
@@ -181,7 +181,7 @@ class Files(FixedFiles):
 
     @property
     def settles(self) -> bool:
-        """Say whether files have to leave the folder."""
+        """Return True if files leave the folder after their commit."""
         return self.after_commit != "keep"
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
@@ -208,7 +208,8 @@ class Files(FixedFiles):
     def _take(self, source: str, target: str, expected: tuple[int, int]) -> None:
         """Move one file out of the landing folder, if it is the one that was read.
 
-        It is looked at again after the move: whoever was stopped in between may have moved a newer one.
+        It is checked again after the move: if this process was stopped before the move, it may have moved a newer file.
+        Then that one is moved back.
         """
         while identity(source) == expected:
             try:
@@ -235,9 +236,9 @@ class Files(FixedFiles):
 
 
 def _looks_now(file: InputFile, *places: str) -> tuple[int, int]:
-    """Return what a file that was read looks like in the first place that has one of its name.
+    """Return the size and time by which to recognise a file that was read.
 
-    If the same bytes were written again since, it is still that file.
+    If the first place that has a file of its name holds the same bytes, written again, these are the new ones.
     """
     known = (file.size, file.mtime_ns)
     place, now = next(((place, now) for place in places if (now := identity(place))), ("", known))
@@ -247,7 +248,7 @@ def _looks_now(file: InputFile, *places: str) -> tuple[int, int]:
 
 
 def _make_durable(root: Path, taken: Path, below: Iterable[str]) -> None:
-    """Make the moves durable: the folders that files left, those they went to, and all that lead there."""
+    """Make the moves durable: fsync the folders that files left, those they went to, and the parents of these."""
     folders = {root.parent, taken.parent, taken}
     for path in below:
         folders |= {root / path, *(taken / part for part in (path, *map(str, Path(path).parents)))}
@@ -257,7 +258,7 @@ def _make_durable(root: Path, taken: Path, below: Iterable[str]) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder and those below it, and the one above, as far as nothing is in them."""
+    """Remove a folder, those below it and the one above, if they are empty."""
     below = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     for path in (*below, folder.parent):
         try:

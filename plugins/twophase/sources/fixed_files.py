@@ -1,4 +1,4 @@
-"""What the sources of files have in common: how Spark reads them, and how their input is checked and explained."""
+"""The base classes of the sources that read files: how Spark reads them, and how their input is checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS = ("json", "csv", "parquet", "text")
 _WITH_COLONS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
 
-#: How many bytes of an input are read for checksums, the smallest files first: a fifth of a second of CPU.
+#: How many bytes of an input are read for checksums at most, the smallest files first: a fifth of a second of CPU.
 MOST_SUMMED = 2**30
 THREADS = 4
 _READ_MEANWHILE = "the same bytes were written again while they were read; run it again"
@@ -46,7 +46,7 @@ class FileFormat(Source):
     to_correct: ClassVar[str]
 
     def __init__(self, path: str | Path, format: str, schema: str | None, options: Mapping[str, Any] | None) -> None:  # noqa: A002 - as Spark's readers
-        """Keep what every source of files is declared with."""
+        """Keep the arguments that every source of files has."""
         self.path = str(path)
         self.format = format
         self.schema = schema
@@ -59,13 +59,13 @@ class FileFormat(Source):
         return f"{self.kind} {self.path}"
 
     def expect_one_of(self, name: str, value: str, known: Sequence[str]) -> None:
-        """Refuse an argument that is none of those there are."""
+        """Raise ConfigError unless an argument is one of the known values."""
         if value not in known:
             msg = f"{self.who}: {name} {value!r}: expected one of {', '.join(known)}"
             raise ConfigError(msg)
 
     def load_files(self, spark: SparkSession, paths: Sequence[str], schema: Any = None, **more: Any) -> DataFrame:  # noqa: ANN401 - Spark's own
-        """Return a frame over exactly these paths, given in full."""
+        """Return a frame over exactly these full paths."""
         reader = spark.read.format(self.format).options(**self.reader_options(paths) | more)
         if given := schema or self.schema:
             reader = reader.schema(given)
@@ -84,7 +84,7 @@ class FileFormat(Source):
         return spark.createDataFrame([], schema)
 
     def reader_options(self, paths: Iterable[str]) -> dict[str, Any]:
-        """Return the reader's options: nothing is skipped or guessed silently unless the user asked for it."""
+        """Return Spark's options for reading; nothing is skipped or guessed silently unless the user asked for it."""
         strict: dict[str, Any] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
         if any(":" in path.rpartition("/")[2] for path in paths):
             strict |= _WITH_COLONS
@@ -93,13 +93,13 @@ class FileFormat(Source):
         if self.format == "csv":
             strict["header"] = "true"
             if self.schema:
-                # by default Spark ignores what a header says: swapped columns, or a first record lost as a header
+                # By default Spark ignores the header: columns may be swapped, or a first record is lost as a header.
                 strict["enforceSchema"] = "false"
         given = {name.lower() for name in self.options}
         return {name: value for name, value in strict.items() if name.lower() not in given} | self.options
 
     def blame(self, files: Sequence[tuple[str, str]], text: str, *, lenient: bool = False) -> Exception | None:
-        """Name the file (as shown, as on disk) and the record that Spark could not read."""
+        """Return an error that names the record that Spark could not read; `files` are (shown path, path on disk)."""
         from twophase.sources import bad_records
 
         reading = Reading.of(self.reader_options(()), self.schema, lenient=lenient)
@@ -109,8 +109,8 @@ class FileFormat(Source):
 class FixedFiles(FileFormat):
     """A source whose input is a list of files, each fixed by its size and modification time.
 
-    Names that start with `_` or `.` and names that end with `.tmp` or `._COPYING_` are unfinished and not looked at;
-    symbolic links to folders are not followed. A writer puts a file here by renaming it when it is complete.
+    Files whose names start with `_` or `.`, or end with `.tmp` or `._COPYING_`, are unfinished and ignored. Symbolic
+    links to folders are not followed. A writer brings a file here by renaming it when it is complete.
     """
 
     #: What to do about a fixed file that has changed.
@@ -124,7 +124,7 @@ class FixedFiles(FileFormat):
         options: Mapping[str, Any] | None,
         quarantine: Quarantine,
     ) -> None:
-        """Keep what is read, and what becomes of its bad records."""
+        """Keep what is read, and what happens to bad records."""
         super().__init__(path, format, schema, options)
         self.bad = quarantine
         quarantine.check(self.who, format, schema, self.options)
@@ -132,21 +132,21 @@ class FixedFiles(FileFormat):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Return the folder, as it was declared, that all files are below."""
+        """Return the folder that all files are below, as it was declared."""
 
     @property
     def folder(self) -> Path:
-        """Return that folder in full."""
+        """Return the full path of that folder."""
         return data_path(self.place)
 
     @property
     def storage(self) -> Storage:
-        """Return where that is: a disk."""
+        """Return the storage that the files are on."""
         return DISK
 
     @property
     def root(self) -> str:
-        """Return what is before `/` and the path of a file."""
+        """Return the prefix of a file's full path, without the `/`."""
         return self.folder.as_posix().rstrip("/")
 
     def shown(self, file: InputFile) -> str:
@@ -169,9 +169,9 @@ class FixedFiles(FileFormat):
                 raise InputChanged(msg)
 
     def written_again(self, fixed: Input) -> list[InputFile]:
-        """Return the files that have another time and the same bytes, as they look now.
+        """Return the files that have another time but the same bytes, as they look now.
 
-        Only before anything reads them: who reads a file while it is written may see a part of it.
+        Ask only before anything reads them: a reader of a file that is being written may see a part of it.
         """
         if not self._may_sum(fixed):
             return []
@@ -185,7 +185,7 @@ class FixedFiles(FileFormat):
         return [now for now, place in others if checksum(place, now) == now.xxh3]
 
     def summed(self, fixed: Input) -> list[InputFile]:
-        """Read files for the checksums of their bytes, those without one, as far as that costs little."""
+        """Return files without a checksum, with it; only the smallest ones, up to MOST_SUMMED bytes in all."""
         if not self._may_sum(fixed):
             return []
         sizes = sorted(file.size for file in fixed.files)
@@ -202,20 +202,20 @@ class FixedFiles(FileFormat):
             return [file._replace(xxh3=found) for (file, _), found in zip(wanted, sums, strict=True) if found]
 
     def _may_sum(self, fixed: Input) -> bool:
-        """Say whether files may be written again here: those of a table never are."""
+        """Return True if checksums are of use: the files are on a disk, and not those of a log table."""
         return self.storage is DISK and fixed.table is None
 
     def paths(self, fixed: Input) -> list[str]:
-        """Return the fixed files in full."""
+        """Return the full paths of the fixed files."""
         root = self.root
         return [f"{root}/{file.path}" for file in fixed.files]
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - of those with slots
-        """Return a frame over exactly these files; a bad record fails whoever reads it."""
+        """Return a frame over exactly these files; a bad record fails the query."""
         return self.load_files(spark, self.paths(fixed)) if fixed.files else self.no_files(spark)
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
-        """Name the file and the record that Spark could not read; a file that changed meanwhile explains it first."""
+        """Name the file and the record that Spark could not read, or the file that changed meanwhile."""
         from twophase.sources import bad_records
 
         text = bad_records.text_of(error)
@@ -238,7 +238,7 @@ class FixedFiles(FileFormat):
 
     @contextmanager
     def sifted(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> Iterator[Sifted]:
-        """Yield the good records and the bad ones apart; without a quarantine the good ones alone."""
+        """Yield good and bad records as two frames; without a quarantine all records as the good ones."""
         if not self.bad.wanted:
             yield Sifted(self.read(spark, fixed, slot))
             return
@@ -247,9 +247,9 @@ class FixedFiles(FileFormat):
 
 
 def checksum(path: str, expected: InputFile) -> str | None:
-    """Return the checksum of a file's bytes; None: it is not the file that is expected, not even by its looks.
+    """Return the checksum of a file's bytes; None: size or time are not as expected, or it cannot be read.
 
-    A file that is gone or cannot be read is told of by whoever has to read it.
+    Whoever has to read the file reports that it is gone or unreadable.
     """
     try:
         found = DISK.digest_file(path)

@@ -1,4 +1,4 @@
-"""Files of an interval: what lies in its folder, or the rows whose time is in it, of a folder or a table's version."""
+"""`Interval`, the source that reads one slot: the files of its folder, or the rows of a folder or log table by time."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ TIMES = ("timestamp", "timestamp_ltz", "timestamp_ntz", "date")
 class Interval(FixedFiles):
     """The files of one slot: below a folder that a pattern names, or rows of a folder's files by a column, or both.
 
-    Each revision lists the files anew and fixes that list; a file may be read for any number of slots. The files of a
-    Delta or Iceberg table are those of its newest version, which all attempts of the revision then read.
+    Each revision lists the files again and fixes that list. A file may be read for any number of slots. Of a Delta or
+    Iceberg table the revision fixes the newest version, which all its attempts then read.
     """
 
     identity = ("format", "timezone")
@@ -170,7 +170,7 @@ class Interval(FixedFiles):
 
     @property
     def place(self) -> str:
-        """Return the folder before the first part with a field, as it was declared; a catalog knows where files are."""
+        """Return the folder before the first part with a field, as it was declared; with a catalog it is `/`."""
         if self.catalog is not None:
             return "/"
         before, brace, _ = self.path.partition("{")
@@ -178,12 +178,12 @@ class Interval(FixedFiles):
 
     @property
     def _pattern(self) -> str:
-        """Return the rest of the path."""
+        """Return the rest of the path, which has the fields."""
         return "" if self.catalog is not None else self.path[len(self.place) :].strip("/")
 
     @cached_property
     def storage(self) -> Storage:
-        """Return where the files are: the path says it, and beside a catalog the connection."""
+        """Return the storage of the files: by the path, or with a catalog by the connection."""
         if self.catalog is None:
             return storage_of(self.who, self.path, self.conn_id)
         from twophase.storage.s3 import S3
@@ -192,25 +192,25 @@ class Interval(FixedFiles):
 
     @property
     def root(self) -> str:
-        """Return what is before `/` and the path of a file."""
+        """Return the prefix of a file's full path, without the `/`."""
         if self.storage is DISK:
             return super().root
         return "s3:/" if self.catalog is not None else self.path
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folder that the files are in; those of a catalog may be anywhere."""
+        """Return the folder that the files are in; none with a catalog, whose files may be anywhere."""
         if self.catalog is not None:
             return ()
         return super().folders() if self.storage is DISK else (self.path,)
 
     def connections(self, fixed: Input) -> tuple[str, ...]:  # noqa: ARG002 - whatever is read
-        """Return the connection by which the files are read; the catalog's is needed only at begin."""
+        """Return the connection that reads the files; the catalog's own is needed only at begin."""
         return self.storage.connections()
 
     # --- at begin ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Check that the folder can be listed if it is there; whether a slot's own is there, `discover` looks."""
+        """Check that the folder can be listed if it exists; `discover` looks for the slot's own folder."""
         if self.storage is not DISK:
             if self.catalog is None:
                 self.storage.prepare(self.who, self.path)
@@ -223,7 +223,7 @@ class Interval(FixedFiles):
             raise unreadable(folder, self.who)
 
     def discover(self, slot: str | None = None, known: Known | None = None) -> Input:  # noqa: ARG002 - nothing is remembered
-        """List the finished files of a slot, by name, or those of a table's newest version."""
+        """List the finished files of a slot, sorted by name, or those of a table's newest version."""
         if slot is None:
             msg = f"{self.who}: it goes by slots, found none; say which one: an interval `start/end`, or a key"
             raise ConfigError(msg)
@@ -242,18 +242,18 @@ class Interval(FixedFiles):
         raise self._nothing(msg)
 
     def claim(self, slot: str) -> Claim:
-        """Return the slot's folder, or the times in it that the column picks."""
+        """Return the slot's folder, with the slot's times if rows are chosen by column."""
         asked = Slot.parse(slot, self._zone)
         return Claim(self._below(asked), *(self._bounds(asked) if self.column is not None else ()))
 
     def _nothing(self, msg: str) -> NotYet | InputMissing:
-        """Return the error that says that there is nothing (yet)."""
+        """Return the error for missing input: NotYet if the source is declared to wait, else InputMissing."""
         if self.on_missing == "wait":
             return NotYet(f"{msg}; run it again when they have landed")
         return InputMissing(f"{msg}; land them, or declare on_missing='wait' or 'empty'")
 
     def _at_version(self, slot: Slot) -> Input:
-        """Fix the newest version of the table; of one that is partitioned by the column, the days of the interval."""
+        """Fix the newest version of the table; if it is partitioned by the column, only the interval's days."""
         found = self._newest()
         if found is None:
             msg = f"{self.who}: slot {slot.text}: expected a {self.table_format} table, found none"
@@ -271,7 +271,7 @@ class Interval(FixedFiles):
         return found.fixed(self.who, self.root, self.storage)
 
     def _newest(self) -> Version | None:
-        """Read the table's log; None: there is no table."""
+        """Return the newest version in the table's log; None: there is no table."""
         from twophase.formats import iceberg_catalogs, table_versions
         from twophase.formats.log_errors import Conflict, Trouble
 
@@ -288,7 +288,7 @@ class Interval(FixedFiles):
             raise SinkUnavailable(msg) from error
 
     def _below(self, slot: Slot) -> str:
-        """Return a slot's folder below the one that all share."""
+        """Return a slot's folder, relative to the folder that all slots share."""
         below = slot.format(self._pattern)
         for part in below.split("/") if below else ():
             if not part or unfinished(part):
@@ -300,7 +300,7 @@ class Interval(FixedFiles):
         return below
 
     def _list(self, below: str) -> list[InputFile]:
-        """List what is there; a path that a symbolic link makes part of is another place."""
+        """List the finished files of a slot; refuse symbolic links to folders on the way."""
         root, path = str(self.folder), self.folder
         for part in below.split("/") if below else ():
             path /= part
@@ -317,13 +317,13 @@ class Interval(FixedFiles):
             return []
 
     def fix(self, found: Input, progress: Progress) -> Input:  # noqa: ARG002 - no file is owned
-        """Take all that was found: this revision's list."""
+        """Take all that was found, as this revision's list."""
         return found
 
     # --- in Spark ----------------------------------------------------------------------------------------------------
 
     def reader_options(self, paths: Iterable[str]) -> dict[str, Any]:
-        """Read times without a zone as those of ours where they decide to which interval a row belongs."""
+        """Return Spark's options; with a column, times without a zone are read in this source's time zone."""
         options = super().reader_options(paths)
         if self.column is not None and "timezone" not in {name.lower() for name in options}:
             options["timeZone"] = self.timezone or "UTC"
@@ -353,13 +353,13 @@ class Interval(FixedFiles):
         given = {name: value(at) for at, name in enumerate(table["partition_by"])}
         column = next(name for name, _ in table["schema"] if name.lower() == str(self.column).lower())
         paths, options = self.paths(fixed), self.reader_options(self.paths(fixed))
-        # By their statistics, files are left out in which no row can be, whatever the zone of the times in them.
+        # Statistics exclude files without rows of the interval; a day to spare covers any zone of the times in them.
         spare = timedelta(days=1 if self.timezone else 0)
         within = Within(column, bounds[0] - spare, bounds[1] + spare)
         return cast("DataFrame", self.storage.listed(spark, paths, table["schema"], given, options, within))
 
     def _bounds(self, slot: Slot) -> tuple[datetime, datetime]:
-        """Return what the column is held against."""
+        """Return the start and end that the column is compared with."""
         if slot.start is None or slot.end is None:
             msg = f"{self.who}: slot {slot.text}: column {self.column!r} needs an interval, expected `start/end`"
             raise ConfigError(msg)
@@ -375,14 +375,14 @@ class Interval(FixedFiles):
             msg = f"{self.who}: column {name!r}: expected a date or a timestamp, found {found}; declare schema=…"
             raise ConfigError(msg)
         column = F.col(f"`{name.replace('`', '``')}`")
-        if kind == "timestamp_ntz" and self.timezone:  # each has one moment, also in an hour that comes twice
+        if kind == "timestamp_ntz" and self.timezone:  # gives one moment each, also in an hour that comes twice
             column = F.convert_timezone(F.lit(self.timezone), F.lit("UTC"), column)
         first, last = (F.expr(_literal(kind, moment)) for moment in (start, end))
         return (column >= first) & (column < last)
 
 
 def _literal(kind: str, moment: datetime) -> str:
-    """Return a moment as SQL, whatever the session's time zone; a date is its midnight in the moment's own."""
+    """Return a moment as a SQL literal that does not depend on the session's time zone; a date is in its own zone."""
     if kind == "date":
         return f"DATE '{slots.midnight(moment).isoformat()}'"
     if kind == "timestamp_ntz":

@@ -1,4 +1,4 @@
-"""A table that no checkpoint fixes: each attempt reads it whole, as it then is."""
+"""`Lookup`, the source for a lookup table: no checkpoint fixes it, each attempt reads it as it then is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Lookup(FileFormat):
-    """A file or a folder to look things up in. Two attempts may read different rows, and it starts no checkpoint."""
+    """A file or folder that is read whole. Two attempts may read different rows. New rows start no checkpoint."""
 
     identity = ("format",)
     fixed_while_pending = ("path",)
@@ -50,7 +50,7 @@ class Lookup(FileFormat):
         return data_path(self.path)
 
     def folders(self) -> tuple[str, ...]:
-        """Return the table: a pipeline that wrote into what it looks things up in would read its own output."""
+        """Return the table: a pipeline that writes into it would read its own output."""
         return (str(self.table),)
 
     def prepare(self) -> None:
@@ -63,10 +63,10 @@ class Lookup(FileFormat):
             raise ConfigError(msg)
 
     def discover(self, slot: str | None = None, known: Known | None = None) -> None:
-        """Find nothing: what is there is read, whatever it is."""
+        """Do nothing: there is nothing to find, the table is read as it is."""
 
     def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - nothing is fixed
-        """Say where the table is."""
+        """Return where the table is; nothing is fixed."""
         return Input(unversioned=str(self.table))
 
     def check(self, fixed: Input) -> None:  # noqa: ARG002 - nothing is fixed
@@ -76,7 +76,7 @@ class Lookup(FileFormat):
             raise InputChanged(msg)
 
     def paths(self, fixed: Input) -> list[str]:  # noqa: ARG002 - nothing is fixed
-        """Return the table's folder."""
+        """Return the table's file or folder."""
         return [str(self.table)]
 
     def read(self, spark: SparkSession, fixed: Input, slot: str | None = None) -> DataFrame:  # noqa: ARG002 - nothing is fixed

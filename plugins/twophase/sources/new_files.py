@@ -1,9 +1,9 @@
-"""A look at a folder in which nearly every file has an owner already: what may be new, without asking about each.
+"""Find new files in a landing folder in which nearly every file has an owner; the files source calls it.
 
-The record keeps of the files that have an owner their latest modification time and, per bucket of names, the sum of
-their checksums (`Known`). A look adds up the same. Where a bucket's sum is what it was, its files are the same: the
-same names, sizes and times. So only later files and those of the other buckets are asked about, and nothing but those
-is held in memory. A file that was changed, came with an old time, or has gone makes the sum of its bucket another one.
+The record keeps (`Known`) the latest modification time of the files with an owner, and one sum per bucket of names,
+over hashes of name, size and time. `look` computes the same sums. If a bucket's sum is the same, so are its files. So
+only newer files and those of changed buckets are looked up in the record and held in memory. A file that was changed,
+removed, or added with an old time changes the sum of its bucket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from operator import attrgetter
 from twophase.core.checkpoint import InputFile, Known
 from twophase.storage.listing import batches, entries
 
-#: 2 kB of sums in the record; in a folder of 100,000 files a bucket has 400.
+#: 256 buckets take 2 kB in the record; in a folder of 100,000 files each has about 400.
 BUCKETS = 256
 _MASK = 2**64 - 1
 _SIZE, _TIME = attrgetter("st_size"), attrgetter("st_mtime_ns")
@@ -28,15 +28,15 @@ class Found:
     """What may be new in a folder."""
 
     files: list[InputFile]
-    #: What the look was held against; None: nothing was known, so all files are here.
+    #: What the folder was compared with; None: nothing was known, so all files are here.
     known: Known | None = None
-    #: The buckets all of whose files are here.
+    #: The changed buckets: all of their files are here.
     buckets: frozenset[int] = frozenset(range(BUCKETS))
-    #: The checksums of the bytes of some: path, size and time → checksum.
+    #: Checksums of some files: path, size and time → checksum of the bytes.
     sums: Mapping[tuple[str, int, int], str | None] = field(default_factory=dict)
 
     def after(self, left: Iterable[InputFile]) -> Known:
-        """Return what is known once all of these have an owner but those that are left for later."""
+        """Return what to remember once all of these files have an owner, except those in `left`."""
         later = set(left)
         owned = [file for file in self.files if file not in later]
         sums = array("Q", self.known.sums if self.known else bytes(8 * BUCKETS))
@@ -50,9 +50,9 @@ class Found:
 
 
 def look(root: str, who: str, known: Known | None) -> Found:
-    """Look at every file below a folder; return those that what is known does not account for.
+    """List every file below a folder; return those that may be new or changed since `known`.
 
-    FileNotFoundError: the folder is not there.
+    Raise FileNotFoundError if the folder is not there.
     """
     if known is None or len(known.sums) != 8 * BUCKETS:
         return Found([file for path, entry in entries(root, "", who) if (file := _file(path, entry))])
@@ -61,16 +61,16 @@ def look(root: str, who: str, known: Known | None) -> Found:
     others = frozenset(bucket for bucket in range(BUCKETS) if sums[bucket] & _MASK != before[bucket])
     if others:
         seen = {file.path for file in later}
-        # Names tell the bucket, so only the files of these are looked at once more.
+        # A name decides the bucket, so only files of the changed buckets are looked at again.
         again = (pair for pair in entries(root, "", who) if _bucket(_hash(pair[0])) in others and pair[0] not in seen)
         later += [file for path, entry in again if (file := _file(path, entry))]
     return Found(later, known, others)
 
 
 def _add_up(root: str, who: str, newest: int) -> tuple[list[InputFile], list[int]]:
-    """Return the files with a later time, and per bucket the sum over all others.
+    """Return the files that are newer, and per bucket the sum over all others.
 
-    Every file is looked at each time, so what is done for each is done in C, but for one addition.
+    This runs over every file at every begin, so all work per file is done in C, except for one addition.
     """
     import xxhash
 
@@ -90,7 +90,7 @@ def _add_up(root: str, who: str, newest: int) -> tuple[list[InputFile], list[int
 
 
 def _looks(root: str, who: str) -> Iterator[tuple[Sequence[str], Sequence[int], Sequence[int]]]:
-    """Yield paths, sizes and times of all files, many at a time."""
+    """Yield paths, sizes and times of all files, in batches."""
     for paths, found in batches(root, "", who):
         try:
             stats = list(map(os.DirEntry.stat, found))
@@ -104,7 +104,8 @@ def _looks(root: str, who: str) -> Iterator[tuple[Sequence[str], Sequence[int], 
 def _sum_of(file: InputFile) -> tuple[int, int]:
     """Return a file's bucket, and what it adds to that bucket's sum.
 
-    Python's hash of numbers is the same in every process; with another version's nothing matches, and all is asked.
+    Python's hash of numbers is the same in every process. If another version computes it differently, no bucket
+    matches, and all files are looked up.
     """
     name = _hash(file.path)
     return _bucket(name), hash((name, file.size, file.mtime_ns)) & _MASK
@@ -121,7 +122,7 @@ def _bucket(name: int) -> int:
 
 
 def _file(path: str, entry: os.DirEntry[str]) -> InputFile | None:
-    """Look at a file; None: it was removed since it was listed."""
+    """Return a listed file with its size and time; None: it was removed meanwhile."""
     try:
         stat = entry.stat()
     except FileNotFoundError:

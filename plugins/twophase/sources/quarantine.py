@@ -1,7 +1,7 @@
-"""Bad records, set aside: each record of the input is among the good ones or in the quarantine, never in both.
+"""The quarantine: split an input into good and bad records, each record in exactly one; sources of files use it.
 
-Spark parses only the columns that a query asks for, so a record may be bad in one query and good in another. All
-columns are read once and kept; good and bad are decided there, for every write alike.
+Spark parses only the columns that a query asks for, so a record may be bad in one query and good in another. So all
+columns are read once and cached, and good and bad are decided there, the same for every write.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SET_BY_US = ("mode", "columnnameofcorruptrecord", "columnpruning")
 
 @dataclass(frozen=True)
 class Quarantine:
-    """What a source's declaration says of bad records."""
+    """What a source's declaration says about bad records."""
 
     on_bad_record: str = "fail"
     limit: float | None = None
@@ -48,7 +48,7 @@ class Quarantine:
 
     @property
     def wanted(self) -> bool:
-        """Say whether bad records are set aside."""
+        """Return True if bad records go to a quarantine."""
         return self.on_bad_record == "quarantine"
 
     def config(self) -> dict[str, Any]:
@@ -60,13 +60,13 @@ class Quarantine:
         }
 
     def sink(self, folder: str) -> FilesSink:
-        """Return the table: beside the folder that is read, unless declared otherwise."""
+        """Return the quarantine's table: `<folder>.quarantine` unless a path is declared."""
         from twophase.sinks.files.sink import Files
 
         return Files(self.path or f"{folder}.quarantine")
 
     def check(self, who: str, kind: str, schema: str | None, options: Mapping[str, Any]) -> None:
-        """Refuse a declaration under which bad records could not be told apart."""
+        """Raise ConfigError if with this declaration bad records could not be told from good ones."""
         if self.on_bad_record not in ON_BAD_RECORD:
             msg = f"{who}: on_bad_record {self.on_bad_record!r}: expected one of {', '.join(ON_BAD_RECORD)}"
             raise ConfigError(msg)
@@ -96,7 +96,7 @@ class Quarantine:
         return None
 
     def exceeded(self, bad: int, records: int) -> bool:
-        """Say whether there are more bad records than may be."""
+        """Return True if there are more bad records than the limit allows."""
         if self.limit is None:
             return False
         return bad > (self.limit * records if 0 < self.limit < 1 else self.limit)
@@ -112,7 +112,7 @@ class _BadFile(NamedTuple):
 
 @contextmanager
 def sift(source: FixedFiles, spark: SparkSession, fixed: Input) -> Iterator[Sifted]:
-    """Yield the good records and the bad ones; BadRecord when there are too many of these."""
+    """Yield good and bad records as two frames; raise BadRecord if there are too many bad ones."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -128,7 +128,7 @@ def sift(source: FixedFiles, spark: SparkSession, fixed: Input) -> Iterator[Sift
 
 
 def _check_kept(source: FixedFiles, whole: DataFrame) -> None:
-    """Refuse to go on without what was kept: each query would decide anew, by its own columns."""
+    """Raise ConfigError if the cached input is gone: each query would then decide again, by its own columns."""
     kept = whole.storageLevel
     if not (kept.useMemory or kept.useDisk):
         msg = (
@@ -139,7 +139,7 @@ def _check_kept(source: FixedFiles, whole: DataFrame) -> None:
 
 
 def _whole(source: FixedFiles, spark: SparkSession, fixed: Input) -> DataFrame:
-    """Return every record: its columns, its text if it is bad, and its file."""
+    """Return every record with its columns, its text if it is bad, and its file."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     schema = source.no_files(spark).schema.add(_RAW, "string")
@@ -148,7 +148,7 @@ def _whole(source: FixedFiles, spark: SparkSession, fixed: Input) -> DataFrame:
 
 
 def _bad(source: FixedFiles, spark: SparkSession, whole: DataFrame, fixed: Input) -> DataFrame:
-    """Count, which reads the input; return the bad records with reason and line."""
+    """Count the records, which reads the input; return the bad ones with reason and line."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     counts = whole.groupBy(_FILE).agg(F.count(F.lit(1)), F.count(_RAW)).collect()
@@ -176,8 +176,8 @@ def _too_many(source: FixedFiles, bad: int, records: int, first: Mapping[str, An
 def _placed(source: FixedFiles, spark: SparkSession, whole: DataFrame, files: list[_BadFile]) -> DataFrame:
     """Return the bad records with reason, text, file and line.
 
-    Records of equal text in one file share their fate, so the lines with that text are theirs. One whose lines do not
-    add up keeps its place in the table, without a line.
+    Records of equal text in one file are all bad or all good, so every line with that text is a bad record's. If the
+    number of lines is not the number of records, the records get no line number.
     """
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -187,7 +187,7 @@ def _placed(source: FixedFiles, spark: SparkSession, whole: DataFrame, files: li
     lines = _lines(spark, texts, files, kind, reading).groupBy(_FILE, "raw").agg(F.collect_list("line").alias("lines"))
     names = spark.createDataFrame([(file.uri, file.path) for file in files], f"{_FILE} string, file string")
     size = F.size("lines")
-    # an array on one line of JSON makes a row of each of its elements, all bad if one is: it goes in once, as a whole
+    # An array on one line of JSON gives one row per element, all bad if one is; it goes into the table once, whole.
     array = F.lit(kind == "json") & F.col("raw").rlike(r"^\s*\[") & (F.col("count") % size == 0)
     adds_up = F.col("lines").isNotNull() & ((size == F.col("count")) | array)
     unknown = F.expr("array_repeat(cast(null as bigint), count)")
@@ -205,7 +205,7 @@ def _placed(source: FixedFiles, spark: SparkSession, whole: DataFrame, files: li
 
 
 def _valid(text: Column) -> Column:
-    """Return a text in proper UTF-8: Spark keeps the bytes of a JSON record as they are, and readers stop at those."""
+    """Return a text as valid UTF-8: Spark keeps a JSON record's bytes as they are, and readers fail on invalid ones."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     if hasattr(F, "make_valid_utf8"):
@@ -214,7 +214,7 @@ def _valid(text: Column) -> Column:
 
 
 def _lines(spark: SparkSession, texts: DataFrame, files: list[_BadFile], kind: str, reading: Reading) -> DataFrame:
-    """Return the numbered lines of the files with bad records; if these are few, hardly more than theirs."""
+    """Return numbered lines of the files with bad records; if bad records are few, only lines with their checksums."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     wanted: dict[str, set[int]] = {}
@@ -230,7 +230,7 @@ def _lines(spark: SparkSession, texts: DataFrame, files: list[_BadFile], kind: s
 
 
 def _by_value(function: Callable[..., T]) -> Callable[..., T]:
-    """Let a function of the scanning module be pickled with all that it needs: the workers may lack the package."""
+    """Make a function of the scanning module pickle with all that it needs: workers may lack the package."""
     from pyspark.cloudpickle.cloudpickle import register_pickle_by_value
 
     register_pickle_by_value(bad_record_scan)  # type: ignore[no-untyped-call]
