@@ -1,6 +1,6 @@
-"""Twophase under Airflow: a pipeline as a DAG or a task group, and the operators they are made of.
+"""What users import in DAG files: a pipeline as a DAG or a task group, and the operators that these use.
 
-Names are loaded when they are first asked for, so that a DAG file imports what it uses and no more.
+Names are loaded when they are first used, so a DAG file imports only what it needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A person's vote: the task between stage and commit, on Airflow's required actions."""
+"""The approve task, between stage and commit: a person's vote, by Airflow's required actions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ApproveOperator(ApprovalOperator):
     operator_extra_links = (CheckpointLink(),)
 
     def __init__(self, *, pipeline: Pipeline, stage_task_id: str = "stage", **kwargs: Any) -> None:
-        """Ask for a yes or a no; nothing expires, unless `response_timeout` says so."""
+        """Ask for a yes or a no, without a time limit unless `response_timeout` is given."""
         reason = Param(None, type=["null", "string"], title="Reason", description=_REASON)
         settled = {
             "subject": f"Commit a checkpoint of {pipeline.name}?",
@@ -45,7 +45,7 @@ class ApproveOperator(ApprovalOperator):
         self.worked_on: Key | None = None
 
     def execute(self, context: Context) -> Any:
-        """Tell what is staged and wait; what is decided or approved already needs nobody."""
+        """Show what is staged and wait for an answer; return at once if the revision is not OPEN any more."""
         key = self.worked_on = staged(context, self.stage_task_id)
         with task_context.record(context) as record:
             protocol = protocol_of(record, key.pipeline, context)
@@ -65,7 +65,7 @@ class ApproveOperator(ApprovalOperator):
         return super().execute(context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Record the vote, in the name of the person who gave it."""
+        """Record the vote under the name of the person who gave it."""
         key = self.worked_on = staged(context, self.stage_task_id)
         with task_context.record(context) as record:
             protocol = protocol_of(record, key.pipeline, context)

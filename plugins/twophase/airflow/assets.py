@@ -1,7 +1,7 @@
-"""Each sink of a pipeline as an asset, with an event per commit.
+"""Each sink of a pipeline as an Airflow asset, with an event per commit; DAG files and the commit task use it.
 
-An event wakes a consumer up and says nothing that the record does not: one that is lost or merged with another costs
-nothing, since a consumer with a Committed source reads what the record says is new.
+An event only wakes a consumer. If one is lost or merged with another nothing is lost: a consumer with a Committed
+source reads what the record says is new.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def asset(pipeline: Pipeline | str, sink: str) -> Asset:
-    """Return the asset of one sink: what a consumer's DAG is scheduled by."""
+    """Return the asset of one sink, for the schedule of a consumer's DAG."""
     name = pipeline if isinstance(pipeline, str) else pipeline.name
     return Asset(name=f"{name}.{sink}", uri=f"twophase://{name}/{sink}")
 
 
 def event(revision: Revision) -> dict[str, Any]:
-    """Return what an event tells of a commit."""
+    """Return the content of an asset event for a commit."""
     return {
         "pipeline": revision.key.pipeline,
         "checkpoint_id": revision.checkpoint_id,

@@ -1,4 +1,4 @@
-"""Names that Airflow keeps in another place from one version to the next."""
+"""Names that different versions of Airflow have in different modules; the other modules here import them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""A pipeline as a DAG, or as a task group in anybody's DAG.
+"""`TwophaseDag` and `TwophaseTaskGroup`: a pipeline as a DAG of its own, or as a group in a user's DAG.
 
     stage ──▶ [approve] ──▶ commit          abort: a teardown, at the end of every run
 
-Begin is part of stage: as a setup it would be cleared with every task after it, and clearing commit alone would read
-everything again. Abort is a teardown, so that it runs whatever happened or was marked, and it has the last word on the
-run's state: without `on_failure_fail_dagrun` a run could be marked as a success whose data was aborted, and with it
-Airflow asks nobody but abort.
+Begin is part of stage. As a setup task it would be cleared with every task after it, so clearing commit alone would
+read everything again. Abort is a teardown, so it runs whatever happened or was marked. With `on_failure_fail_dagrun`
+abort alone decides the run's state; without it a run whose data was aborted could be marked as a success.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 
     from twophase.pipeline import Pipeline
 
-#: What a failed try is usually about: a cluster that is busy, a file that comes late, a database that restarts.
+#: Retries for the usual failures of staging: a busy cluster, a late file, a database that restarts.
 STAGING = {"retries": 2, "retry_delay": timedelta(seconds=30), "retry_exponential_backoff": True}
-#: Once staged, everything is there: what keeps a commit from ending is a store or a sink that is down for a while.
+#: Retries for the usual failures of a commit: the committer database or a sink is down for a while.
 COMMITTING = {
     "retries": 5,
     "retry_delay": timedelta(seconds=10),
     "retry_exponential_backoff": True,
     "max_retry_delay": timedelta(minutes=5),
 }
-#: Intervals do not depend on each other.
+#: How many runs of a pipeline with intervals may be active: intervals do not depend on each other.
 INTERVALS_AT_ONCE = 16
-#: Presets of Airflow's that are no cron expression.
+#: Airflow's schedule presets that are no cron expressions.
 _NO_CRON = frozenset({"@once", "@continuous"})
 
 _SLOT = "Which interval, as start/end in ISO 8601, or which partition key; empty: the run's own."
@@ -74,7 +73,7 @@ def add_tasks(
         task_id="abort",
         pipeline=pipeline,
         commit_task_id=commit.task_id,
-        on_failure_callback=None,  # whoever failed before it has called already
+        on_failure_callback=None,  # the task that failed before it has called it already
         **_defaults(COMMITTING),
         **extra,
     )
@@ -90,14 +89,14 @@ def add_tasks(
 
 
 def _defaults(settled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the user's default_args leave open."""
+    """Return the settings that the user's default_args do not set."""
     dag = DagContext.get_current()
     given = dag.default_args if dag is not None else {}
     return {name: value for name, value in settled.items() if name not in given}
 
 
 class TwophaseTaskGroup(TaskGroup):
-    """A pipeline's tasks as a group inside anybody's DAG."""
+    """A pipeline's tasks as a group inside a user's DAG."""
 
     def __init__(
         self,
@@ -115,10 +114,10 @@ class TwophaseTaskGroup(TaskGroup):
 
 
 class TwophaseDag(DAG):
-    """A pipeline as a DAG: all arguments of a DAG's go through.
+    """A pipeline as a DAG; it takes all arguments of a DAG.
 
-    A cron schedule of a pipeline that reads intervals gives each run its data interval. A pipeline whose checkpoints
-    follow each other has one active run. Beside it, `<dag_id>__replay` runs committed checkpoints again.
+    For a pipeline that reads intervals, a cron schedule gives each run its data interval. A pipeline without intervals
+    has one active run at a time. A second DAG, `<dag_id>__replay`, runs committed checkpoints again.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class TwophaseDag(DAG):
         approve: bool | Mapping[str, Any] = False,
         **kwargs: Any,
     ) -> None:
-        """Declare the DAG, its tasks, and its companion; `spark` is for SparkSubmitOperator's arguments."""
+        """Declare the DAG, its tasks and its replay DAG; `spark` is for SparkSubmitOperator's arguments."""
         dag_id = dag_id or pipeline.name
         settled: dict[str, Any] = {
             "doc_md": doc(pipeline),
@@ -152,7 +151,7 @@ class TwophaseDag(DAG):
 
 
 def _timetable(pipeline: Pipeline, schedule: Any) -> Any:
-    """Return a schedule whose runs have data intervals, where the pipeline needs them."""
+    """Return the schedule; with intervals a cron expression becomes a timetable whose runs have data intervals."""
     if pipeline.slotted and isinstance(schedule, str) and schedule not in _NO_CRON:
         return CronDataIntervalTimetable(schedule, timezone=str(pipeline.zone))
     return schedule
@@ -166,7 +165,7 @@ def _params() -> dict[str, Param]:
 
 
 def _replay(pipeline: Pipeline, dag_id: str, spark: Mapping[str, Any] | None, settled: Mapping[str, Any]) -> DAG:
-    """Return the companion: checkpoints by number, each in a lane of its own, so that no regular run waits."""
+    """Return the replay DAG: it runs checkpoints by number, each in a lane of its own, so no regular run waits."""
     kept = {name: settled[name] for name in ("default_args", "owner_links", "access_control") if name in settled}
     with DAG(
         f"{dag_id}__replay",

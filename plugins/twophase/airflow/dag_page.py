@@ -1,4 +1,4 @@
-"""What a DAG's page says of its pipeline."""
+"""The text on a DAG's page about its pipeline; `TwophaseDag` puts it there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task leaves in the record when it does not come to its end: why, for whoever ends the revision."""
+"""Record why a task failed or was stopped, so that an abort can name the cause; stage, approve and commit use it."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: Seconds that a task which is being stopped may take to say so: Airflow kills it after five.
+#: Seconds that a stopped task may take to record why: Airflow kills it after five.
 PATIENCE = 3
 
 
 class Failing:
-    """Keeps why a task failed, while it works on one revision."""
+    """A block of a task's work on one revision; if it fails, the record keeps why."""
 
     def __init__(self, protocol: Coordinator, revision: Revision, context: Context) -> None:
-        """Look after a task's work on a revision; set `revision` anew when another attempt is opened."""
+        """Name the revision; set `revision` again when another attempt is opened."""
         self.protocol = protocol
         self.revision = revision
         self.context = context
         self._stopped = False
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Return itself, so that `revision` can be set."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Keep what the task fails with; one that was fenced touches nothing (R15)."""
+        """Record the error that the task fails with; a fenced task touches nothing (R15)."""
         if isinstance(error, Exception) and not isinstance(error, Fenced) and not self._stopped:
             self._keep(in_one_line(error))
 
     def stopped(self) -> None:
-        """Say that Airflow stops this task, and why as far as can be known: another thread may hold what this needs."""
+        """Record that Airflow stops this task, and why as far as that is known.
+
+        It does so in a thread with a time limit: the interrupted thread may hold a lock that this needs.
+        """
         self._stopped = True
         telling = threading.Thread(target=self._keep, args=(self._why(),), daemon=True)
         telling.start()
@@ -63,5 +66,5 @@ class Failing:
         why = f"{why} (try {self.context['ti'].try_number})"
         try:
             self.protocol.fail(self.revision, why)
-        except TwophaseError as error:  # what the task fails with counts for more than this
+        except TwophaseError as error:  # the error that the task fails with matters more
             log.warning("%s: the record could not be told why it failed: %s", self.revision.key, error)

@@ -1,4 +1,4 @@
-"""From a task to its checkpoint in the commit table."""
+"""The link from a task of ours to its checkpoint in the commit table."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ class CheckpointLink(BaseOperatorLink):
     name = "Checkpoint"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        """Return the page of what the task worked on; of none if it worked on nothing."""
+        """Return the page of the checkpoint that the task worked on; empty if it worked on none."""
         key: Key | None = getattr(operator, "worked_on", None)
         return f"/twophase/pipelines/{key.pipeline}/checkpoints/{key.checkpoint_id}" if key else ""

@@ -1,4 +1,4 @@
-"""The DAGs that look after all pipelines: recovery every 5 minutes, the sweep each day."""
+"""The DAGs that look after all pipelines, for users' DAG files: recovery every 5 minutes, a sweep each day."""
 
 from __future__ import annotations
 

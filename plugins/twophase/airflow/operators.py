@@ -1,7 +1,8 @@
-"""The tasks after staging, and those that look after all pipelines. Each needs the record alone, not the DAG's file.
+"""The operators after staging (commit, abort) and those for all pipelines (recover, sweep); DAGs of ours use them.
 
-Which revision a run works on is what its stage task returned; which one it may abort is what the record has under its
-run. So a task that was marked as a success without having run has nothing to pass on, and nothing is committed.
+They need the record alone, not the DAG file. A run commits the revision that its stage task returned, and aborts those
+that the record has under its run. So a stage task that was marked as a success without running passes nothing on, and
+nothing is committed.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: Where the events of what recovery finished go: its DAG knows no pipeline by name.
+#: The alias for asset events of what recovery finished: its DAG declares no pipeline.
 RECOVERED = AssetAlias("twophase_recovered")
 _FAILED = frozenset({"failed", "upstream_failed"})
 
 
 def staged(context: Context, task_id: str) -> Key:
-    """Return what the stage task of this run took."""
+    """Return the revision that the stage task of this run returned."""
     ti = context["ti"]
     is_mapped = ti.map_index is not None and ti.map_index >= 0
     found = ti.xcom_pull(task_id, map_indexes=ti.map_index) if is_mapped else ti.xcom_pull(task_id)
@@ -55,27 +56,27 @@ def staged(context: Context, task_id: str) -> Key:
 
 
 def protocol_of(record: PostgresRecord, pipeline: str, context: Context) -> Coordinator:
-    """Return the coordinator of a pipeline as the record describes it: an edited DAG file changes nothing."""
+    """Return the coordinator of a pipeline, built from the record: an edited DAG file changes nothing."""
     from twophase.wiring import coordinator, load
 
     return coordinator(record, load(record, pipeline), run_ended=task_context.run_ended(context))
 
 
 class CommitOperator(BaseOperator):
-    """Decides, and promotes what the stage task of the same run staged: the separate commit task."""
+    """Commits and promotes what the stage task of the same run staged."""
 
     operator_extra_links = (CheckpointLink(),)
 
     def __init__(self, *, pipeline: Pipeline, stage_task_id: str = "stage", **kwargs: Any) -> None:
-        """Commit what a stage task took; each of the pipeline's sinks is an outlet."""
+        """Commit what a stage task staged; each write of the pipeline is an outlet."""
         super().__init__(**{"outlets": [asset(pipeline, name) for name in pipeline.writes], **kwargs})
         self.stage_task_id = stage_task_id
         self.worked_on: Key | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Pass the commit point, unless that is done, then promote; return the ids.
+        """Pass the commit point, unless that is done already, then promote; return the ids.
 
-        What is committed leaves nothing to clean up, so the abort task is skipped, which saves the start of a task.
+        After a commit there is nothing to clean up, so the abort task is skipped, which saves starting it.
         """
         run = task_context.run_of(context)
         key = self.worked_on = staged(context, self.stage_task_id)
@@ -113,10 +114,10 @@ class CommitOperator(BaseOperator):
 
 
 class AbortOperator(BaseOperator):
-    """Cleans up at the end of a run: what it left undecided is aborted, and its Spark job killed.
+    """Cleans up at the end of a run: aborts what it left undecided, and kills its Spark job.
 
-    It has the last word on the run's state, and fails unless the commit task has succeeded or was skipped and nothing
-    had to be aborted: a run that was marked as a success before its commit point must not look like one.
+    It decides the run's state. It fails if something had to be aborted, or if the commit task failed: a run that was
+    marked as a success before its commit point must not look like one.
     """
 
     operator_extra_links = (CheckpointLink(),)
@@ -131,7 +132,7 @@ class AbortOperator(BaseOperator):
         checkpoint: int | str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Clean up after a pipeline's tasks in this run, or only what they left of one checkpoint."""
+        """Clean up what a pipeline's tasks left in this run, or only what they left of one checkpoint."""
         super().__init__(**kwargs)
         self.checkpoint = checkpoint
         self.pipeline_name = pipeline.name
@@ -167,18 +168,18 @@ class AbortOperator(BaseOperator):
         return ended
 
     def _left(self, record: PostgresRecord, context: Context) -> list[Revision]:
-        """Return what is undecided and this run's."""
+        """Return the undecided revisions of this run."""
         run = task_context.run_of(context)
         with record.transaction() as tx:
             mine = [r for r in tx.unfinished(self.pipeline_name) if r.state in UNDECIDED and r.run == run]
         return [r for r in mine if self.checkpoint is None or r.checkpoint_id == int(self.checkpoint)]
 
     def _has_failed(self, context: Context) -> bool:
-        """Say whether the commit task has failed, or could not run."""
+        """Return True if the commit task has failed, or could not run."""
         return any(state in _FAILED for state in self._states(context, [self.commit_task_id]).values())
 
     def _ends(self, context: Context) -> str:
-        """Say how the tasks before it ended: what was marked otherwise than it went is seen by that."""
+        """Say how the tasks before it ended, as Airflow has it; that also shows tasks that were marked by hand."""
         number = context["ti"].map_index
         mine = f"_{number}" if number is not None and number >= 0 else ""
         found = self._states(context, sorted(self.upstream_task_ids)).items()
@@ -191,18 +192,18 @@ class AbortOperator(BaseOperator):
 
 
 def kill_job(revision: Revision) -> None:
-    """Kill the Spark job of a revision that is to be aborted, where it outlives its submitter."""
+    """Kill the Spark job of a revision that is about to be aborted, if the record knows one."""
     if revision.job is None:
         return
     try:
         import_path(revision.job["operator"]).kill(revision.job)
     except Exception as error:  # noqa: BLE001 - whatever the cluster's client raises, or an operator of one's own
-        # Nothing depends on it: what it still writes is in a place of its own, which is never promoted.
+        # Nothing depends on it: the job writes to its own staging place, which is never promoted.
         log.warning("%s: its job %s could not be killed: %s", revision.key, revision.job["id"], error)
 
 
 class SelectOperator(BaseOperator):
-    """Says which checkpoints the parameter `checkpoints` asks for; those that do not exist are an error."""
+    """Returns the checkpoints that the parameter `checkpoints` names; a range without any is an error."""
 
     def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
         """Choose among one pipeline's checkpoints."""
@@ -229,7 +230,7 @@ class SelectOperator(BaseOperator):
 class RecoverOperator(BaseOperator):
     """Finishes what crashes left in any pipeline: promotes what is decided, aborts what no run will go on with.
 
-    It fails while something is parked: nothing but a person gets that further, and a red task is what people look at.
+    It fails while something is parked: only a person can help then, and people notice a failed task.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -237,7 +238,7 @@ class RecoverOperator(BaseOperator):
         super().__init__(**{"outlets": [RECOVERED], **kwargs})
 
     def execute(self, context: Context) -> None:
-        """Recover each pipeline that has something unfinished; one that cannot be is no reason to leave the others."""
+        """Recover each pipeline that has something unfinished; a failure in one does not stop the others."""
         from twophase.committer import queries
         from twophase.core.recovery import Leave, RollForward
 
@@ -263,7 +264,7 @@ class RecoverOperator(BaseOperator):
             raise AirflowException("; ".join(problems))
 
     def _tell(self, protocol: Coordinator, revision: Revision, context: Context) -> None:
-        """Send the events that the run which decided it could not."""
+        """Send the asset events that the run could not send."""
         done = protocol.transact(lambda tx: tx.revision(revision.key))
         if done.state in DECIDED - {State.COMMITTING}:
             for name in protocol.sinks:

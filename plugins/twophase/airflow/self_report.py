@@ -1,7 +1,7 @@
-"""What an Airflow says of itself to a command beside it: its connections, and how it is set up.
+"""A program that reports an Airflow's connections and how it is set up; `twophase.local.existing_airflow` starts it.
 
-A program, started by `twophase.local.existing_airflow`: importing Airflow takes seconds and changes the logging, so no
-command does it itself. The answer is the last line of its output, as JSON, and goes nowhere but into a pipe.
+Importing Airflow takes seconds and changes the logging, so no command does it itself. The answer is the last line of
+the output, as JSON. It goes only into a pipe, because it holds secrets.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from airflow.secrets.metastore import MetastoreBackend
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
-#: Airflow's own backends in the words of people; another one is named by its class.
+#: Airflow's own secrets backends in plain words; another one is named by its class.
 _WORDS = {"EnvironmentVariablesBackend": "environment", "MetastoreBackend": "metadata database"}
-#: A backend that says so forbids to look any further.
+#: The error by which a backend forbids looking in the next ones.
 _DENIED = "AirflowSecretsBackendAccessDenied"
 
 
 def connection(conn_id: str) -> dict[str, Any]:
-    """Look for a connection as Airflow does, and tell where; what cannot be asked is not the same as not there."""
+    """Look for a connection as Airflow does; return it, where was looked, and which backends failed."""
     looked: list[str] = []
     failed: dict[str, str] = {}
     for backend in ensure_secrets_loaded():
@@ -52,7 +52,7 @@ def _database() -> URL:
 
 
 def _has_database() -> bool:
-    """Say whether there is a metadata database: a file of SQLite that was never made would be made by asking."""
+    """Return True if there is a metadata database; asking SQLite would create a file that is not there."""
     url = _database()
     place = Path(url.database or "")
     return url.get_backend_name() != "sqlite" or (place.is_file() and place.stat().st_size > 0)
@@ -64,7 +64,7 @@ def _fields(found: Any) -> dict[str, Any]:
 
 
 def description() -> dict[str, Any]:
-    """Tell how this Airflow is set up, without any secret."""
+    """Return how this Airflow is set up, without secrets."""
     from airflow import plugins_manager
 
     found, errors = _plugins(plugins_manager)
@@ -91,7 +91,7 @@ def _plugins(plugins_manager: Any) -> tuple[set[str], dict[str, str]]:
 
 
 def main(wanted: list[str]) -> None:
-    """Answer: the description, and each connection that is asked for."""
+    """Print the connections that are asked for and, with `--all`, the description."""
     answer: dict[str, Any] = {"connections": {conn_id: connection(conn_id) for conn_id in wanted if conn_id != "--all"}}
     if "--all" in wanted:
         answer["description"] = description()

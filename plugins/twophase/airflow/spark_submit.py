@@ -1,4 +1,4 @@
-"""The stage task over spark-submit: Airflow's own SparkSubmitOperator underneath."""
+"""`StageOperator`, the stage task over Airflow's own SparkSubmitOperator; `add_tasks` puts it into DAGs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
     """Stages one checkpoint by a spark-submit.
 
-    Every argument of SparkSubmitOperator works: connection, conf, queue, deploy mode, packages. With `application` a
-    Spark job of one's own is submitted, in any language, which writes to `{{ staging('write') }}`; otherwise it is
-    ours, which calls the pipeline's transform.
+    Every argument of SparkSubmitOperator works: connection, conf, queue, deploy mode, packages. With `application` it
+    submits the user's own Spark job, in any language, which writes to `{{ staging('write') }}`. Otherwise it submits
+    our main, which calls the pipeline's transform.
     """
 
     template_fields: Sequence[str] = (
@@ -35,7 +35,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         """Stage a pipeline; with `durable` a job that outlived its task is rejoined by the next try."""
         self.application = application
         self._rejoins = durable
-        # The record remembers which job an attempt is, so that no job is taken for another attempt's.
+        # durable=False: the record keeps which job belongs to which attempt, so that no other job is rejoined.
         super().__init__(application=application, durable=False, **kwargs)
         self._job: Job | None = None
         self._rejoined: str | None = None
@@ -43,7 +43,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
     # --- how Spark is reached ----------------------------------------------------------------------------------------
 
     def require(self) -> None:
-        """Refuse a worker without a Spark that can submit."""
+        """Raise ConfigError on a worker that cannot submit Spark jobs."""
         from twophase.spark.submit import require
 
         require()
@@ -53,7 +53,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         own = self.application
         self._job = job
         try:
-            self._hook = None  # made anew: its arguments are this job's
+            self._hook = None  # a new hook, with the arguments of this job
             self.application = job.application
             self.application_args = job.arguments
             for name in ("conf", "env_vars", "files", "name"):
@@ -65,18 +65,18 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
             self.application = own
 
     def submit_job(self, context: Context) -> str | None:
-        """Submit to a cluster, and keep the driver's id before anything else happens."""
+        """Submit to a cluster, and record the driver's id before anything else happens."""
         job_id: str | None = super().submit_job(context)
         if job_id is not None and self._job is not None:
             self._job.keep(job_id)
         return job_id
 
     def may_rejoin(self, job: Json) -> bool:
-        """Say whether a job may be rejoined: it is one of ours, and the user has not forbidden it."""
+        """Return True if a job may be rejoined: this operator submitted it, and `durable` is on."""
         return self._rejoins and super().may_rejoin(job)
 
     def outlives(self, job_id: str, context: Context) -> bool:
-        """Ask the cluster for a driver that another task submitted."""
+        """Return True if a driver that another task submitted is active or has succeeded; asks the cluster."""
         status = self.get_job_status(job_id, context)
         self.log.info("job %s is %s", job_id, status)
         return bool(self.is_job_succeeded(status) or self.is_job_active(status))
@@ -93,7 +93,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
         hook = SparkSubmitHook(conn_id=job["conn_id"], deploy_mode="cluster")
-        # The hook knows how, but only of a driver that it submitted.
+        # The hook can do it, but only for a driver that it submitted itself.
         if hook._is_yarn:  # noqa: SLF001 - likewise
             hook._kill_yarn_application(job["id"])  # noqa: SLF001 - likewise
         elif hook._is_kubernetes:  # noqa: SLF001 - likewise
@@ -103,7 +103,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
             hook.on_kill()
 
     def kept(self) -> dict[str, Any]:
-        """Keep the connection, by which the driver can be killed."""
+        """Return the connection, which `kill` needs."""
         return {"conn_id": self._conn_id}
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class StageOperator(StagingOperator, SparkSubmitOperator):  # type: ignore[misc]
 
 
 def _delete_pod(namespace: str, name: str) -> None:
-    """Delete a driver's pod; one that is gone is no error. The hook would log any refusal, and be content."""
+    """Delete a driver's pod; a pod that is gone is no error. The hook itself would only log a refusal."""
     from airflow.providers.cncf.kubernetes import kube_client  # type: ignore[import-not-found] # only where it is used
 
     try:

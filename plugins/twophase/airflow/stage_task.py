@@ -1,7 +1,8 @@
-"""The stage task, whatever way Spark is reached: begin, one attempt, audits, votes.
+"""The stage task, without the way in which Spark is reached: begin, one attempt, audits, votes.
 
-An attempt is one submission. A way to reach Spark is four methods: `submit` runs a job to its end, `outlives` says
-whether one outlived the task which submitted it, `rejoin` waits for that, `kill` stops one from any process.
+`StageOperator` and users' own operators inherit it. They implement four methods: `submit` runs a job to its end,
+`outlives` says whether a job outlived the task that submitted it, `rejoin` waits for it, `kill` stops it from any
+process.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: Seconds until an interval whose input has to come is looked at again; the worker is free meanwhile.
+#: Seconds until the task looks again for input that is waited for; it is rescheduled, so the worker is free meanwhile.
 LOOK_AGAIN = 60
 _CODE = re.compile(r"Error code is: (-?\d+)")
 _LATER = re.compile(r"\{\{ (staging|inputs)\('([a-z0-9_]+)'\) \}\}")
@@ -56,17 +57,17 @@ _LATER = re.compile(r"\{\{ (staging|inputs)\('([a-z0-9_]+)'\) \}\}")
 
 @dataclass(frozen=True)
 class Job:
-    """One submission: what runs, with which arguments, and how to keep what finds it again."""
+    """One submission: what runs, with which arguments."""
 
     key: Key
     attempt: int
     application: str
     arguments: list[str]
-    #: Keeps the job's id in the record, so that another task can rejoin or kill it.
+    #: Records the job's id, so that another task can rejoin or kill it.
     keep: Callable[[str], None] = field(repr=False)
-    #: Puts what only this attempt knows into a text: its staging places, the list of its input.
+    #: Fills the attempt's staging places and input lists into a rendered text.
     fill: Callable[[Any], Any] = field(repr=False)
-    #: Connections that the driver needs to stage; they go into its environment, and nowhere else.
+    #: Connections that the driver needs; they go only into its environment.
     connections: list[str] = field(default_factory=list)
 
 
@@ -74,7 +75,7 @@ class StagingOperator(BaseOperator):
     """Stages one checkpoint; a subclass says how Spark is reached."""
 
     operator_extra_links = (CheckpointLink(),)
-    #: What a subclass renders that may name `staging` and `inputs`.
+    #: Fields of the subclass whose templates may use `staging` and `inputs`.
     application: str
     application_args: list[Any] | None
     template_fields_of_ours: ClassVar[tuple[str, ...]] = ("checkpoint",)
@@ -82,7 +83,7 @@ class StagingOperator(BaseOperator):
     def __init__(
         self, *, pipeline: Pipeline, checkpoint: int | str | None = None, approval: bool = False, **kwargs: Any
     ) -> None:
-        """Stage a pipeline; with `checkpoint` another revision of one that is committed."""
+        """Stage a pipeline; with `checkpoint`, another revision of that committed checkpoint."""
         super().__init__(**kwargs)
         self.pipeline = pipeline
         self.checkpoint = checkpoint
@@ -99,15 +100,15 @@ class StagingOperator(BaseOperator):
     # --- how Spark is reached ----------------------------------------------------------------------------------------
 
     def require(self) -> None:
-        """Refuse a machine that nothing can be submitted from: asked before anything is begun."""
+        """Raise ConfigError if this machine cannot submit; called before anything begins."""
 
     @abstractmethod
     def submit(self, job: Job, context: Context) -> None:
-        """Run a job to its end; raise when it fails. Call `job.keep(id)` once it can be found again by that id."""
+        """Run a job to its end; raise if it fails. Call `job.keep(id)` as soon as the job has an id to find it by."""
 
     @abstractmethod
     def outlives(self, job_id: str, context: Context) -> bool:
-        """Say whether a job that another task submitted is under way, or has ended well."""
+        """Return True if a job that another task submitted is still running, or has succeeded."""
 
     @abstractmethod
     def rejoin(self, job_id: str, context: Context) -> None:
@@ -116,7 +117,7 @@ class StagingOperator(BaseOperator):
     @classmethod
     @abstractmethod
     def kill(cls, job: Json) -> None:
-        """Stop a job by what the record keeps of it; one that has ended is no error."""
+        """Stop a job, given what the record keeps of it; a job that has ended is no error."""
 
     def stop(self) -> None:
         """Stop the job that this task has submitted, if there is one."""
@@ -126,7 +127,7 @@ class StagingOperator(BaseOperator):
         return {}
 
     def on_kill(self) -> None:
-        """Say in the record that Airflow stops this task, then stop its job."""
+        """Record that Airflow stops this task, then stop its job."""
         if self._failing is not None:
             self._failing.stopped()
         self.stop()
@@ -134,14 +135,14 @@ class StagingOperator(BaseOperator):
     # --- templates ---------------------------------------------------------------------------------------------------
 
     def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
-        """Render the fields, but for what only the attempt knows, which does not exist yet."""
+        """Render the fields, except for `staging` and `inputs`: the attempt that they depend on does not exist yet."""
         later = {name: _later(name) for name in ("staging", "inputs")}
         super().render_template_fields({**context, **later}, jinja_env)  # type: ignore[typeddict-item]
 
     # --- the task ----------------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Take a checkpoint and bring it to its votes; return its ids."""
+        """Begin a checkpoint, stage it and record its votes; return its ids."""
         from twophase.attempt import Staging
         from twophase.core.next_step import APPROVAL
         from twophase.wiring import coordinator
@@ -170,7 +171,7 @@ class StagingOperator(BaseOperator):
         return task_context.ids(revision.key)
 
     def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | Opened | None:
-        """Take what this run has to work on; why it cannot begin is kept, for there is no revision to keep it yet."""
+        """Begin what this run has to work on; if it cannot begin, the record keeps why."""
         from twophase.spark import transforms
         from twophase.unbegun import beginning
         from twophase.wiring import enter
@@ -197,7 +198,7 @@ class StagingOperator(BaseOperator):
             )
 
     def _bring_to_votes(self, staging: Staging, taken: Revision | Opened, context: Context) -> None:
-        """Stage what was taken, unless that was done before."""
+        """Stage the revision and record its votes, unless that was done before."""
         protocol = staging.coordinator
         revision = taken.revision if isinstance(taken, Opened) else taken
         if not isinstance(taken, Opened) and self._is_done(staging, revision):
@@ -213,7 +214,7 @@ class StagingOperator(BaseOperator):
         log.info("%s: attempt %s pre-committed", attempt.key, attempt.epoch)
 
     def _is_done(self, staging: Staging, revision: Revision) -> bool:
-        """Say whether nothing is left for this task: it is decided, or everybody but a person voted for it."""
+        """Return True if nothing is left for this task: it is decided, or all votes but an approval are yes."""
         if revision.state in DECIDED:
             log.info("%s: %s already, nothing to stage", revision.key, revision.state.lower())
             return True
@@ -224,7 +225,7 @@ class StagingOperator(BaseOperator):
         return False
 
     def _is_voted_for(self, protocol: Coordinator, revision: Revision) -> bool:
-        """Say whether all but a person voted yes for the newest attempt."""
+        """Return True if all participants but an approval voted yes for the newest attempt."""
         if revision.state is State.PRECOMMITTED:
             return True
         participants = protocol.transact(lambda tx: tx.participants(revision.key))
@@ -232,7 +233,7 @@ class StagingOperator(BaseOperator):
         return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
 
     def _attempt(self, protocol: Coordinator, taken: Revision | Opened, context: Context) -> tuple[Opened, JobStager]:
-        """Go on with the attempt whose job outlived its task, or open the next one, unless it was opened at begin."""
+        """Return the attempt to stage: one whose job outlived its task, one opened at begin, or a new one."""
         from twophase.run_folders import run_folder
 
         job = None if isinstance(taken, Opened) else taken.job
@@ -248,12 +249,12 @@ class StagingOperator(BaseOperator):
         return opened, JobStager(self, protocol, attempt, folder, context)
 
     def may_rejoin(self, job: Json) -> bool:
-        """Say whether a job that the record keeps is one that this operator could rejoin."""
+        """Return True if this kind of operator submitted the job, so that it can rejoin it."""
         return current_name(job["operator"]) == public_name(type(self), "twophase.airflow")
 
 
 class JobStager:
-    """Has a plan carried out by a Spark job: the stager of a task."""
+    """The stager of a task: it has a Spark job stage the plan."""
 
     def __init__(  # noqa: PLR0913 - an attempt, and who submits it
         self,
@@ -265,7 +266,7 @@ class JobStager:
         *,
         rejoined: str | None = None,
     ) -> None:
-        """Submit one attempt, or go on waiting for the job that the task rejoins."""
+        """Stage one attempt by a new job, or by the job that the task rejoins."""
         self.operator = operator
         self.protocol = protocol
         self.attempt = attempt
@@ -274,10 +275,10 @@ class JobStager:
         self.rejoined = rejoined
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:  # noqa: ARG002 - a lost lease kills the job
-        """Let the job run and see what it wrote."""
+        """Run or rejoin the job, and return what it staged."""
         if self.rejoined is None:
             self._submit(plan, folder)
-        else:  # the attempt's one job: another in its place would be a second driver in the same staging place
+        else:  # never submit again: a second driver would write to the same staging place
             with _telling(plan, folder):
                 self.operator.rejoin(self.rejoined, self.context)
         return self._inspect(plan) if self.operator.application else _result(plan, folder)
@@ -328,7 +329,7 @@ class JobStager:
         log.info("%s: attempt %s is job %s", self.attempt.key, self.attempt.epoch, job_id)
 
     def _inspect(self, plan: Plan) -> dict[str, Json]:
-        """Look at what a job wrote that knows nothing of us."""
+        """Return the manifests of what a user's own job wrote, which does not make them itself."""
         return {
             name: self.operator.pipeline.sinks[name].inspect(plan.key, plan.attempt, name, write["handle"])
             for name, write in plan.writes.items()
@@ -338,7 +339,7 @@ class JobStager:
 
 @contextmanager
 def _telling(plan: Plan, folder: Path) -> Iterator[None]:
-    """Say of a job that failed what it says itself, if it says anything."""
+    """Replace Airflow's error for a failed job by the one that the job reported, if it reported one."""
     try:
         yield
     except AirflowException as error:
@@ -369,14 +370,14 @@ def _failure(plan: Plan, folder: Path) -> Exception:
 
 
 def _unsaid(plan: Plan, error: AirflowException) -> str:
-    """Say that a job ended without a word; what Airflow says is mostly the command line."""
+    """Say that a job failed without a result; of Airflow's text, mostly a command line, keep only the exit code."""
     code = _CODE.search(str(error))
     how = f"spark-submit ended with code {code[1]}" if code else " ".join(str(error).split())[:300]
     return f"checkpoint {plan.key}: attempt {plan.attempt}: {how} and left no result; the log is the stage task's"
 
 
 def _later(macro: str) -> Callable[[str], str]:
-    """Return a macro that renders as its own call, to be filled in at submission."""
+    """Return a macro that renders as its own call; `_filled` replaces it at submission."""
     return lambda name: f"{{{{ {macro}('{name}') }}}}"
 
 
@@ -391,7 +392,7 @@ def _filled(value: Any, plan: Plan, folder: Path) -> Any:
 
 
 def _place(macro: str, name: str, plan: Plan, folder: Path) -> str:
-    """Return a staging place, or the file that lists a fixed input, a path a line."""
+    """Return a staging place, or the path of a file that lists a fixed input, one path per line."""
     there = plan.writes if macro == "staging" else plan.reads
     if name not in there:
         msg = f"pipeline {plan.pipeline}: {{{{ {macro}('{name}') }}}}: expected one of {', '.join(there)}"

@@ -1,4 +1,4 @@
-"""Airflow's hook for spark-submit with our environment and settings; the stage task makes it when it submits."""
+"""Airflow's spark-submit hook with our environment and settings; `StageOperator` uses it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from twophase.spark import submit as spark
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: What spark-submit says of a driver on Kubernetes: its namespace and its pod.
+#: How spark-submit's log names a driver on Kubernetes: by its namespace and its pod.
 _SUBMITTED = re.compile(r"submission ID [^\s:]+:(\S+-driver)\b")
 
 
 class SubmitHook(SparkSubmitHook):
-    """Airflow's hook, with a child that has none of Airflow's secrets in its environment but those it stages by."""
+    """Airflow's hook; its child gets none of Airflow's secrets except the connections that it needs."""
 
     given: dict[str, str]
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Run spark-submit; the child is killed when this thread ends, however that ends."""
+        """Run spark-submit; the child is killed when this thread ends, for whatever reason."""
         self._child = self._environment()
         with private_settings.opened() as self._private:
             submitted: str | None = super().submit(
@@ -44,15 +44,15 @@ class SubmitHook(SparkSubmitHook):
         python = spark.interpreter()
         java, _ = spark.find_java(python)
         environment = spark.child_environment(os.environ, python, spark.find_spark_home(python), java)
-        # behind whatever spark-submit the worker has been given: the one that was installed with us
+        # The spark-submit that is installed with us comes last on the path, after the worker's own.
         environment |= self.given
         environment["PATH"] = os.pathsep.join(filter(None, [environment.get("PATH"), str(Path(sys.executable).parent)]))
         return environment
 
     def _process_spark_submit_log(self, itr: Iterator[str]) -> None:
-        """Find the driver's pod in whatever namespace: Airflow's hook knows it only in one that is called spark.
+        """Find the driver's pod in any namespace: Airflow's hook finds it only in one named spark.
 
-        What is said goes to the task's log, without secrets: Spark writes down whatever was raised in a job.
+        The lines go to the task's log without secrets: Spark logs whatever was raised in a job.
         """
         super()._process_spark_submit_log(map(without_secrets, self._noting_pod(itr)))
 
@@ -65,7 +65,7 @@ class SubmitHook(SparkSubmitHook):
     def _build_spark_common_args(self) -> list[str]:
         """Keep secrets off the command line, and put `env_vars` into the child's environment.
 
-        That would otherwise become a copy of this one.
+        Otherwise the hook would give the child a copy of this process's environment.
         """
         arguments: list[str] = super()._build_spark_common_args()
         if self._env:
@@ -78,9 +78,9 @@ class SubmitHook(SparkSubmitHook):
 def made_ours(
     hook: SparkSubmitHook, properties_file: str | None, application: str, given: Sequence[str]
 ) -> SparkSubmitHook:
-    """Return the hook of a SparkSubmitOperator as ours, for an application that is given some connections.
+    """Turn the hook of a SparkSubmitOperator into a SubmitHook that gives the driver these connections.
 
-    What the user set stays; the package and the users' folder go with an application of ours only.
+    The user's settings stay. The files of spark_jobs/ are shipped only with our own main.
     """
     hook.__class__ = SubmitHook
     hook.given = connections.exported(given)  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def made_ours(
 
 
 def _said_in(properties_file: str | None) -> set[str]:
-    """Return the names of the settings in a file for spark-submit: what is on its command line would win over them."""
+    """Return the names of the settings in a properties file; our defaults must not override them."""
     if not properties_file:
         return set()
     try:

@@ -1,4 +1,4 @@
-"""What every task of ours needs to know: whose run it is, which slot, and the record."""
+"""What every task of ours needs from Airflow's context: its run, its slot, and the record."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: Trying again cannot help: a newer attempt owns the revision (R15), another one would read the same and find the same,
-#: or a person has to do something.
+#: Errors that a retry cannot help: a newer attempt owns the revision (R15), another attempt would read and find the
+#: same, or a person has to act.
 FINAL = (
     *(Fenced, AuditFailed, BadRecord, BadValue, SchemaChanged),
     *(ConfigError, InputMissing, IllegalTransition, Parked, RecordBehind),
@@ -46,12 +46,12 @@ _NOT_FOUND = 404
 
 @contextmanager
 def record(context: Context) -> Iterator[PostgresRecord]:
-    """Open the record for the length of a task; what trying again cannot mend fails the task for good."""
+    """Open the record for the length of a task; an error that a retry cannot help fails the task without retries."""
     from twophase.local.record_access import open_record
 
     ti = context["ti"]
     with failing_for_good():
-        # Airflow says who triggered a run; who marks or clears one it tells no task.
+        # Airflow tells a task who triggered its run, but not who marked or cleared it.
         person = getattr(context["dag_run"], "triggering_user_name", None)
         task = f"airflow {ti.dag_id}.{ti.task_id} try {ti.try_number}"
         opened = open_record(who=f"{person} via {task}" if person else task)
@@ -63,7 +63,7 @@ def record(context: Context) -> Iterator[PostgresRecord]:
 
 @contextmanager
 def failing_for_good() -> Iterator[None]:
-    """Let an error that another try would only repeat fail the task without one."""
+    """Fail the task without retries on an error that a retry would only repeat."""
     try:
         yield
     except Retryable:
@@ -73,13 +73,13 @@ def failing_for_good() -> Iterator[None]:
 
 
 def run_of(context: Context) -> Run:
-    """Return the run as the record knows it."""
+    """Return the run under its name in the record."""
     ti = context["ti"]
     return Run(ti.dag_id, ti.run_id)
 
 
 def slot_of(context: Context, pipeline: Pipeline) -> str | None:
-    """Return the slot that a run stands for: its parameter, its partition key, or its data interval."""
+    """Return the slot of a run: by its parameter, its partition key, or its data interval."""
     given = context["params"].get("slot")
     if not pipeline.slotted:
         if given:
@@ -100,17 +100,17 @@ def slot_of(context: Context, pipeline: Pipeline) -> str | None:
 
 
 def wants_another(context: Context) -> bool:
-    """Say whether a run asks for another revision of what is committed: a backfill, or its parameter."""
+    """Return True if a run asks for another revision of what is committed: as a backfill, or by its parameter."""
     return is_backfill(context) or bool(context["params"].get("reprocess"))
 
 
 def is_backfill(context: Context) -> bool:
-    """Say whether Airflow's own backfill made this run."""
+    """Return True if Airflow's own backfill made this run."""
     return str(getattr(context["dag_run"].run_type, "value", context["dag_run"].run_type)) == "backfill"
 
 
 def run_ended(context: Context) -> Callable[[Run | None], str | bool | None]:
-    """Return what says how a run ended: a script's ends with its lease, of one of Airflow's Airflow is asked."""
+    """Return a function that says whether and how a run ended; it asks Airflow. A script's run ends with its lease."""
     ti = context["ti"]
 
     def ended(run: Run | None) -> str | bool | None:
@@ -119,7 +119,7 @@ def run_ended(context: Context) -> Callable[[Run | None], str | bool | None]:
         try:
             state = ti.get_dagrun_state(run.dag_id, run.run_id)
         except AirflowRuntimeError as error:
-            if _is_gone(error):  # and with it whoever could go on
+            if _is_gone(error):  # so no task of it can go on
                 return f"run {run} was deleted in Airflow before the commit point"
             log.warning("run %s: Airflow does not say whether it has ended: %s", run, error)
             return None
@@ -134,5 +134,5 @@ def _is_gone(error: AirflowRuntimeError) -> bool:
 
 
 def ids(key: Key) -> dict[str, Any]:
-    """Return what goes into XCom: ids, nothing else."""
+    """Return a revision's ids, which are all that goes into XCom."""
     return {"pipeline": key.pipeline, "checkpoint_id": key.checkpoint_id, "revision": key.revision}

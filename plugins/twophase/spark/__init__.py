@@ -1,1 +1,1 @@
-"""What runs inside Spark: no Airflow, no SQLAlchemy."""
+"""What runs inside Spark, and how it is submitted; imports neither Airflow nor SQLAlchemy."""

@@ -1,4 +1,7 @@
-"""Is the installed Spark of one version? pip does not ask: `pyspark` and `pyspark-client` write into one folder."""
+"""Check that the installed Spark is of one version; the runner and `submit` call it before they use Spark.
+
+`pyspark` and `pyspark-client` install into one folder, and pip does not check that their versions agree.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from twophase.core.errors import ConfigError
 
 
 def check(home: Path) -> None:
-    """Refuse a folder of pyspark that holds files of two versions: whichever came last has overwritten the other's.
+    """Refuse a folder of pyspark that holds files of two versions: the last one installed has overwritten the other.
 
-    Such a Spark starts and fails later, in the first Python function. Every file that pip has noted is compared by its
-    size, which takes some milliseconds; a Spark that pip did not install is taken as it is.
+    Such a Spark starts and fails later, in the first Python function. The size of every Python file is compared with
+    pip's RECORD, which takes some milliseconds. A Spark that pip did not install is not checked.
     """
     noted = {name: found for name in (SPARK, CLIENT) if (found := _distribution(name, home.parent))}
     versions = {name: found.version for name, found in noted.items()}
@@ -33,7 +36,7 @@ def _distribution(name: str, folder: Path) -> Distribution | None:
 
 
 def _foreign(found: Distribution) -> Path | None:
-    """Return the first module of the shared folder that is not as long as pip has noted."""
+    """Return the first module of the shared folder whose size differs from pip's RECORD."""
     for path, _, size in csv.reader((found.read_text("RECORD") or "").splitlines()):
         if path.startswith("pyspark/") and path.endswith(".py") and size:
             place = Path(str(found.locate_file(path)))
@@ -43,6 +46,6 @@ def _foreign(found: Distribution) -> Path | None:
 
 
 def _remedy() -> str:
-    """Say how to get one version: both have to go first, for each takes files of the other with it."""
+    """Say how to get one version: uninstall both first, because each removes files of the other."""
     pins = " ".join(f"{name}=={tested()[name]}" for name in (SPARK, CLIENT))
     return f"`pip uninstall -y {SPARK} {CLIENT}`, then `pip install {pins}`"

@@ -1,9 +1,9 @@
-"""The main that spark-submit runs: `main.py plan.json result.json`.
+"""The main that spark-submit runs in the driver: `main.py plan.json result.json`.
 
-The result says how it ended. If the process dies there is none, and the submitter knows just that.
+The result says how it ended. If the process dies there is no result.
 
-A cluster may start a driver that died again by itself, with the same arguments: two drivers of one attempt in one
-staging place. So the first one puts its name beside the result, and whoever finds another's there ends at once.
+A cluster may restart a driver that died, with the same arguments: then two drivers would write to one staging place. So
+the first one puts its name beside the result, and a driver that finds another's name there ends at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Run as a script, this folder is first on the path: `import plan` in a user's transform would find ours.
+    # A script's folder is first on the path: `import plan` in a user's transform would find our module.
     _here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != _here]
     if str(_here.parents[1]) not in sys.path:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _TIME_ZONE = "spark.sql.session.timeZone"
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 500
-#: Frames of these are ours or Spark's: an error's place is where the user's code was.
+#: Frames in these are ours or Spark's; an error is shown with the last frame of the user's code.
 _NOT_THE_USERS = (f"{Path(__file__).resolve().parents[1]}/", "/pyspark/", "/py4j/")
 
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     try:
         plan = Plan.load(Path(arguments[0]))
         writes = stage(session(plan), plan)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the submitter has to know, and the log has the rest
+    except Exception as error:  # noqa: BLE001 - whatever it is, the submitter must know; the log has the details
         connections.hide_declared()
         sys.stderr.write(without_secrets(traceback.format_exc()))
         write_json(result, {"status": "failed", "type": type(error).__name__, "error": one_line(error)})
@@ -69,16 +69,16 @@ def main(arguments: list[str]) -> int:
 
 
 def application() -> str:
-    """Say who this driver is, for people: on a cluster its application, everywhere machine and process.
+    """Return a name of this driver for people: its application on a cluster, its machine and its process.
 
-    YARN tells the container, whose name has the application and its number of tries in it.
+    On YARN it is the container's id, which contains the application and its number of tries.
     """
     known = os.environ.get("CONTAINER_ID") or os.environ.get("SPARK_APPLICATION_ID") or "a driver"
     return f"{known} on {socket.gethostname()}, process {os.getpid()}"
 
 
 def claimed(path: Path, mine: str) -> str | None:
-    """Say which other driver has begun this attempt; None: none has, and from now on this one has."""
+    """Return the driver that has begun this attempt before; None: this one is the first, and has noted it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -124,7 +124,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _message(text: str) -> str:
-    """Return the first line that says something: py4j puts its own before Spark's."""
+    """Return the line that says the cause; py4j puts a line of its own before Spark's."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         deepest = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]

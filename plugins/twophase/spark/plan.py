@@ -1,4 +1,7 @@
-"""The plan: all that a Spark job is told of its attempt. It holds no secrets and no way to the committer database."""
+"""The plan: all that a Spark job is told about its attempt; `attempt` writes it, `spark.main` and `stage` read it.
+
+It holds no secrets and no way to the committer database.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class Plan:
         )
 
     def with_files(self, name: str, files: Sequence[InputFile]) -> Plan:
-        """Return the plan with some files of a read as they are known now."""
+        """Return the plan with newer entries for some files of a read."""
         known = {file.path: file for file in files}
         fixed = [known.get(file.path, file) for file in self.fixed(name).files]
         return replace(self, reads={**self.reads, name: {**self.reads[name], "files": fixed}})
@@ -85,7 +88,7 @@ class Plan:
 
 
 def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - anything JSON
-    """Write a JSON file for this account alone, so that a reader finds all of it or nothing."""
+    """Write a JSON file that only this account can read; a reader finds all of it or no file."""
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with private_files.open_file(new, "w") as file:
         json.dump(content, file)

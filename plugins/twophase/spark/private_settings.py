@@ -1,4 +1,4 @@
-"""Settings of Spark that are secrets: a submission hands them over in memory, for any account reads a command line."""
+"""Hand secret settings to spark-submit in memory; any account could read them on a command line. Submissions use it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from pathlib import Path
 from twophase.core import secret_texts
 from twophase.core.errors import ConfigError
 
-#: Environment of drivers and executors on a cluster: whatever a variable is called, what it holds may be a secret.
+#: Settings that become environment variables on a cluster; each may hold a secret, whatever its name.
 _ENVIRONMENTS = ("spark.yarn.appMasterEnv.", "spark.kubernetes.driverEnv.", "spark.executorEnv.")
 
 
 class PrivateSettings:
-    """A file in memory that only a process and its children can open; they do so by its number."""
+    """A file in memory that only this process and its children can open, by its descriptor."""
 
     def __init__(self, descriptor: int | None) -> None:
-        """Keep what has to be kept from sight in an open file; None: this system has none in memory."""
+        """Use an open file; None: this system has no files in memory."""
         self.descriptor = descriptor
 
     @property
     def passed(self) -> tuple[int, ...]:
-        """Return what the child has to inherit."""
+        """Return the descriptors that the child has to inherit."""
         return () if self.descriptor is None else (self.descriptor,)
 
     def taken_from(self, arguments: Sequence[str], defaults: Path) -> list[str]:
-        """Return the arguments of spark-submit without settings that are secrets: it reads them from the file.
+        """Return spark-submit's arguments without secret settings, which it then reads from the file in memory.
 
-        `defaults` is the file that it reads when it is given none; with one it would not look there.
+        `defaults` is the properties file that spark-submit reads if it is given none. Since it is given one, the
+        content of `defaults` goes into the file too.
         """
         shown, private = _sorted(arguments)
         if not private:
@@ -50,7 +51,7 @@ class PrivateSettings:
 
 @contextmanager
 def opened() -> Iterator[PrivateSettings]:
-    """Make an empty file in memory, which ends with the last process that has it open."""
+    """Make an empty file in memory; it is gone when the last process closes it."""
     if sys.platform != "linux":
         yield PrivateSettings(None)
         return
@@ -62,12 +63,12 @@ def opened() -> Iterator[PrivateSettings]:
 
 
 def default_file(spark_home: Path, environment: Mapping[str, str]) -> Path:
-    """Return the file of settings that Spark reads unless it is told another."""
+    """Return the properties file that Spark reads unless it is given another."""
     return Path(environment.get("SPARK_CONF_DIR") or spark_home / "conf", "spark-defaults.conf")
 
 
 def _sorted(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Take the settings that are secrets out of the arguments; they are hidden in any text from now on."""
+    """Split arguments into those to show and the secret settings, which are hidden in any text from now on."""
     shown: list[str] = []
     private: dict[str, str] = {}
     left = iter(arguments)
@@ -82,7 +83,7 @@ def _sorted(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _escaped(text: str) -> str:
-    """Write a text as Java's properties have it: no sign in it has a meaning."""
+    """Escape a text for a Java properties file, so that no character in it has a special meaning."""
     units = text.encode("utf-16-be")
     return "".join(
         chr(unit) if unit < 128 and chr(unit).isalnum() else f"\\u{unit:04x}"  # noqa: PLR2004 - ASCII

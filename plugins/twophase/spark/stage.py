@@ -1,4 +1,7 @@
-"""One attempt inside Spark: read the fixed input, call the transform, check the schemas, stage every write."""
+"""Stage one attempt inside Spark: read the input, call the transform, check the schemas, stage every write.
+
+`spark.main` calls it in a submitted driver, and the runner in the user's own session.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-#: Whether the number of partitions of what is kept may follow from its rows; planned when it is kept.
+#: Spark's setting that lets the number of partitions of a cached frame follow from its rows; read when it is cached.
 COALESCED = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
-#: From this version on Spark coalesces what it keeps.
+#: The first major version of Spark that coalesces a cached frame.
 COALESCES = 4
 
-#: How large Spark wants a partition to be, and the least that it makes of one to use all its cores (its defaults).
+#: Spark's defaults: the advised size of a partition, and the smallest that it makes to use all cores.
 ADVISED = 64 << 20
 LEAST = 1 << 20
 
-#: What Linux says, in whatever is thrown.
+#: Linux's message, which is somewhere in the error.
 NO_SPACE = "No space left on device"
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
@@ -47,7 +50,7 @@ _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Context:
-    """What a transform may know of its checkpoint, if it asks for `context`."""
+    """What a transform that asks for `context` is told about its checkpoint."""
 
     pipeline: str
     checkpoint_id: int
@@ -110,7 +113,7 @@ def _function(plan: Plan, given: Callable[..., Any] | None) -> Callable[..., Any
 
 
 def call(function: Callable[..., Any], reads: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
-    """Call a transform with what its parameters name: reads, and whatever else there is; `**reads` gets every read."""
+    """Call a transform with the reads and extras that its parameters name; `**reads` gets every other read."""
     called = str(getattr(function, "__name__", function))
     if clash := sorted(set(reads) & RESERVED):
         msg = f"transform {called}: a read may not be named {', '.join(clash)}; rename it"
@@ -133,7 +136,7 @@ def call(function: Callable[..., Any], reads: Mapping[str, Any], extra: Mapping[
 
 
 def outputs(returned: object, writes: list[str], pipeline: str) -> dict[str, DataFrame]:
-    """Sort what a transform returned by write: one frame goes to every write, a dict has exactly the writes' names."""
+    """Return the frame for each write: one frame goes to every write; a dict must have exactly the writes' names."""
     if _is_frame(returned):
         return dict.fromkeys(writes, returned)  # type: ignore[arg-type]
     if not isinstance(returned, Mapping):
@@ -154,17 +157,17 @@ def outputs(returned: object, writes: list[str], pipeline: str) -> dict[str, Dat
 
 
 def _is_frame(value: object) -> bool:
-    """Say whether this is a DataFrame: Spark 4 has one class per way to reach Spark, Spark 3.5 two unrelated ones."""
+    """Return True for any DataFrame: Classic and Connect have different classes, unrelated ones in Spark 3.5."""
     return any(cls.__name__ == "DataFrame" and cls.__module__.startswith("pyspark.") for cls in type(value).__mro__)
 
 
 def columns(schema: StructType) -> Schema:
-    """Return a frame's columns as the record keeps them."""
+    """Return a frame's columns in the form that the record keeps."""
     return tuple(Column(field.name, field.dataType.simpleString()) for field in schema.fields)
 
 
 def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
-    """Refuse a schema that readers of this sink's earlier checkpoints could not follow, or that no sink could keep."""
+    """Refuse a schema that may not follow the earlier one in this sink, or that no sink can keep."""
     which = f"checkpoint {plan.key}: sink {name!r}"
     if not found:
         msg = f"{which}: the output has no columns"
@@ -184,7 +187,7 @@ def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
 
 @contextmanager
 def _read_once(frames: Mapping[str, DataFrame], reads: Iterable[DataFrame]) -> Iterator[None]:
-    """Keep what several writes share, so that the input is read once and every write sees the same rows."""
+    """Cache what several writes share, so that the input is read once and every write sees the same rows."""
     several = len(frames) > 1
     distinct = {id(frame): frame for frame in frames.values()}
     shared = distinct.values() if len(distinct) == 1 else reads
@@ -197,10 +200,10 @@ def _read_once(frames: Mapping[str, DataFrame], reads: Iterable[DataFrame]) -> I
 
 
 def _kept(frame: DataFrame) -> DataFrame:
-    """Keep a frame, in as few partitions as its rows need: writes of it are as many files as one write would be.
+    """Cache a frame in as few partitions as its rows need, so that each write makes as few files as a single one would.
 
-    Unless told so, Spark keeps as many as were planned before it knew the rows: 200 after any shuffle. Spark 3.5 does
-    so whatever it is told: see `_coalesced`.
+    By default Spark caches as many partitions as were planned before it knew the rows: 200 after any shuffle. Spark 3.5
+    does so whatever the setting says: see `_coalesced`.
     """
     from pyspark import StorageLevel
 
@@ -214,14 +217,14 @@ def _kept(frame: DataFrame) -> DataFrame:
 
 
 def _coalesced(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-    """Let what Spark 3.5 keeps be written in as many partitions as it would have chosen for one write.
+    """Coalesce frames that Spark 3.5 has cached to the number of partitions that it would choose for a single write.
 
-    Their number follows from the size of what is kept, by Spark's own limits, as soon as it is kept.
+    The number follows from the size of the cached frame, by Spark's own limits.
     """
     few: dict[int, DataFrame] = {}
     for frame in frames.values():
         if frame.is_cached and id(frame) not in few:
-            frame.count()  # keeps it
+            frame.count()  # fills the cache
             size = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))  # noqa: SLF001 - not in the API
             parallel = frame.sparkSession.sparkContext.defaultParallelism
             few[id(frame)] = frame.coalesce(max(1, ceil(size / ADVISED), min(parallel, size // LEAST)))
@@ -230,7 +233,7 @@ def _coalesced(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
 
 @contextmanager
 def _explained(spark: SparkSession, plan: Plan, sources: Mapping[str, Source]) -> Iterator[None]:
-    """Say what an error of Spark means: a full disk, or what the sources know; any other goes through as it is."""
+    """Replace an error of Spark by one that says the cause, a full disk or bad input; re-raise any other as it is."""
     try:
         yield
     except TwophaseError:
@@ -252,7 +255,7 @@ def _explained(spark: SparkSession, plan: Plan, sources: Mapping[str, Source]) -
 
 
 def _hide_settings(spark: SparkSession) -> None:
-    """Let nobody see the secrets in a session's settings, which its errors may repeat; a dead session tells none."""
+    """Hide the secrets in a session's settings, which its errors may repeat; nothing if the session is dead."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 
     context = getattr(spark, "sparkContext", None)  # Connect has none

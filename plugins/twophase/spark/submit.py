@@ -1,4 +1,7 @@
-"""How Spark is reached: a child process that dies with its submitter and holds none of its credentials."""
+"""Start spark-submit as a child process that dies with its submitter and holds none of its credentials.
+
+The runner submits with it; Airflow's hook uses its parts. It also finds Spark and Java.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ OLDEST_JAVA = 17
 _PR_SET_PDEATHSIG = 1
 _LOOK_EVERY = 0.5  # seconds
 _GRACE = 5.0  # seconds
-#: The Spark job has no way to the committer database, and needs no connection of Airflow's.
+#: Variables that a Spark job does not get: it must not reach the committer database, nor Airflow's connections.
 _SECRETS = re.compile(r"TWOPHASE_DSN|AIRFLOW_CONN_.*|AIRFLOW__.*|_AIRFLOW_.*|AIRFLOW_HOME|AIRFLOW_CONFIG|PG[A-Z]+")
-#: In the environment of a Spark job: whatever it imports, it asks no Airflow for connections.
+#: Set in the environment of a Spark job, so that it never asks an Airflow for connections.
 _JOB = "_SPARK_JOB_OF_TWOPHASE"
-#: What Spark's launcher opens on Java 17 and newer, without the one module that a small Java may lack.
+#: The packages that Spark's launcher opens on Java 17 and newer; without the module that a small Java may lack.
 _OPEN = (
     *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
     *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
@@ -48,11 +51,11 @@ class Submission(Protocol):
     """A Spark job under way."""
 
     def wait(self, timeout: float | None = None, should_stop: Callable[[], bool] = lambda: False) -> int:
-        """Wait for the end and return the exit code; stop it when asked to, or when the time is up."""
+        """Wait for the end and return the exit code; kill it when `should_stop` says so, or when the time is up."""
         ...
 
     def kill(self) -> None:
-        """Stop it with all that belongs to it; nothing of it runs afterwards."""
+        """Stop it and all its processes; none of them runs afterwards."""
         ...
 
 
@@ -73,16 +76,16 @@ class Launcher(Protocol):
     ) -> Submission:
         """Start a job that reads the plan and writes the result; its output goes to the log.
 
-        `environment` goes to the driver besides: the connections that its sinks stage by.
+        `environment` is added to the driver's: the connections that its sources and sinks need.
         """
         ...
 
 
 class ChildProcess:
-    """A spark-submit of our own, in a process group of its own."""
+    """A spark-submit child process, in a process group of its own."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
-        """Look after a process that leads its group."""
+        """Use a process that leads its group."""
         self.process = process
         self.log_path = log_path
 
@@ -103,7 +106,7 @@ class ChildProcess:
                 raise AttemptFailed(msg)
 
     def _ended(self, code: int) -> int:
-        """Take the secrets out of the log of a job that failed: Spark writes down whatever was raised in it."""
+        """Remove secrets from the log of a job that failed: Spark logs whatever was raised; return the code."""
         if code:
             clean = self.log_path.with_suffix(".tmp")
             with self.log_path.open(encoding="utf-8", errors="replace") as lines, open_file(clean, "w") as file:
@@ -112,7 +115,7 @@ class ChildProcess:
         return code
 
     def kill(self) -> None:
-        """Ask the JVM to end (it removes its temporary files then), and end by force what is left of the group."""
+        """Ask the JVM to end, so that it removes its temporary files; then kill what is left of the group."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -125,7 +128,7 @@ class ChildProcess:
 class SparkSubmit:
     """Runs the stage main by the spark-submit of a pyspark installation.
 
-    The child is killed when the thread that called `submit` ends, so call it from one that waits for the job.
+    The child is killed when the thread that called `submit` ends, so call it from the thread that waits for the job.
     """
 
     def submit(  # noqa: PLR0913 - what spark-submit takes
@@ -140,7 +143,7 @@ class SparkSubmit:
         python: str | None = None,
         environment: Mapping[str, str] = {},
     ) -> ChildProcess:
-        """Start the job; relative paths are below the current folder, as for the submitter."""
+        """Start the job; relative paths are below the submitter's current folder."""
         python = python or interpreter()
         spark_home = find_spark_home(python)
         java, whole = find_java(python)
@@ -168,10 +171,10 @@ class SparkSubmit:
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Return the settings that a master gets unless the user has others.
+    """Return the default settings for a master; the user's settings win.
 
-    A Spark on this machine alone has no port for others, and no page. YARN does not start a driver again that died:
-    the next try is another attempt.
+    A local Spark opens no port to other machines, and has no web page. YARN must not restart a driver that died: the
+    next try is another attempt.
     """
     if master.startswith("local"):
         return {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
@@ -179,13 +182,13 @@ def defaults(master: str) -> dict[str, str]:
 
 
 def jobs() -> Iterable[Path]:
-    """Return the users' transforms, which are shipped with every submission."""
+    """Return the files in spark_jobs/, which every submission ships."""
     folder = settings.spark_jobs()
     return sorted(folder.glob("*.py")) if folder.is_dir() else []
 
 
 def die_with_submitter() -> Callable[[], None] | None:
-    """Return what the child does before it becomes spark-submit; Linux only."""
+    """Return a function for the child to run before exec, so that it dies with this thread; None: not on Linux."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
@@ -199,7 +202,7 @@ def die_with_submitter() -> Callable[[], None] | None:
 
 
 def child_environment(parent: Mapping[str, str], python: str, spark_home: Path, java: Path) -> dict[str, str]:
-    """Return the environment of a Spark job: the parent's without its credentials, and where everything is."""
+    """Return the environment of a Spark job: the parent's without credentials, plus the paths that the job needs."""
     environment = {name: value for name, value in parent.items() if not _SECRETS.fullmatch(name)}
     path = [str(ROOT), str(settings.spark_jobs()), *filter(None, [parent.get("PYTHONPATH")])]
     environment |= {
@@ -219,7 +222,7 @@ def child_environment(parent: Mapping[str, str], python: str, spark_home: Path, 
 
 
 def is_job(environment: Mapping[str, str]) -> bool:
-    """Tell whether a process is a Spark job that was submitted from here."""
+    """Return True if this is the environment of a Spark job that was submitted from here."""
     return _JOB in environment
 
 
@@ -227,19 +230,19 @@ def is_job(environment: Mapping[str, str]) -> bool:
 
 
 def interpreter() -> str:
-    """Return the interpreter of Spark jobs, whose pyspark is the Spark that is used."""
+    """Return the Python interpreter of Spark jobs; its pyspark is the Spark that is used."""
     return os.environ.get("TWOPHASE_SPARK_PYTHON") or sys.executable
 
 
 def require() -> None:
-    """Refuse a machine that no Spark job can be submitted from: asked before anything is begun."""
+    """Raise ConfigError if this machine cannot submit Spark jobs; called before anything begins."""
     find_spark_home(interpreter())
     find_java(interpreter())
 
 
 @functools.cache
 def find_spark_home(python: str) -> Path:
-    """Return the folder of the pyspark that an interpreter imports; one of mixed versions is a ConfigError."""
+    """Return the folder of the pyspark that an interpreter imports; raise ConfigError if it mixes versions."""
     if python == sys.executable:
         spec = importlib.util.find_spec("pyspark")
         place = spec.origin if spec else None
@@ -288,7 +291,7 @@ def find_java(python: str) -> tuple[Path, bool]:
 
 
 def _release(java: Path) -> dict[str, str]:
-    """Return what the file beside a Java says of it: two processes less for each submission; empty: it has none."""
+    """Return the values in a Java's `release` file, empty if it has none; it saves starting Java to ask it."""
     try:
         text = (java.resolve().parents[1] / "release").read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -297,7 +300,7 @@ def _release(java: Path) -> dict[str, str]:
 
 
 def java_version(java: Path) -> int:
-    """Return the feature version of a Java, 0 when it is none."""
+    """Return the feature version of a Java; 0: it is no Java."""
     if os.access(java, os.X_OK) and (said := re.match(r"(?:1\.)?(\d+)", _release(java).get("JAVA_VERSION", ""))):
         return int(said[1])
     try:
@@ -309,7 +312,7 @@ def java_version(java: Path) -> int:
 
 
 def _has_vector_module(java: Path) -> bool:
-    """Say whether a Java has the module that Spark's launcher asks for; a small one made by jlink has not."""
+    """Return True if a Java has the module that Spark's launcher needs; a small Java made by jlink lacks it."""
     if modules := _release(java).get("MODULES"):
         return "jdk.incubator.vector" in modules.split()
     done = subprocess.run([str(java), "--list-modules"], capture_output=True, text=True, check=False)
@@ -317,7 +320,7 @@ def _has_vector_module(java: Path) -> bool:
 
 
 def _plain_java(java: Path, spark_home: Path, conf: Mapping[str, str]) -> list[str]:
-    """Return the command that Spark's launcher would make of these settings, without the vector module."""
+    """Return the command that Spark's launcher would build from these settings, without the vector module."""
     classes = [conf.get("spark.driver.extraClassPath", ""), f"{spark_home}/conf", f"{spark_home}/jars/*"]
     options = shlex.split(conf.get("spark.driver.extraJavaOptions", ""))
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPEN]

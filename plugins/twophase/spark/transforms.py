@@ -1,7 +1,7 @@
-"""Tell from the source of a transform, before anything is begun, whether it is there and can be called with its reads.
+"""Check from its source that a transform exists and can be called with its reads, before anything begins.
 
-It is read, never run: this process may hold credentials that no code of users is to see. What the source does not say
-is left to Spark, which tries it.
+The runner and the stage task call it. The source is parsed, never run: this process may hold credentials that users'
+code must not see. What the source does not show is left to Spark, which calls the transform.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from twophase.core.settings import spark_jobs
 
 #: What a transform may ask for besides its reads.
 GIVEN = frozenset({"spark", "context"})
-#: Names that no read may have: what is given, and what is going to be.
+#: Names that no read may have: those above, and one reserved for state.
 RESERVED = GIVEN | {"state"}
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -26,8 +26,8 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 def check(pipeline: str, transform: str, reads: Collection[str], *, here: bool) -> None:
     """Refuse a transform that cannot be found or called.
 
-    `here` says that Spark's driver has the interpreter and the path of this process, so that what is not found here is
-    not found there either.
+    `here` says that Spark's driver has the interpreter and the path of this process: then what is not found here is not
+    found there either.
     """
     module, _, name = transform.partition(":")
     which = f"pipeline {pipeline}: import path {transform!r}"
@@ -42,7 +42,7 @@ def check(pipeline: str, transform: str, reads: Collection[str], *, here: bool) 
     try:
         parsed = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
-        if not here:  # Spark's Python may be a later one
+        if not here:  # Spark's Python may be newer, and know the syntax
             return
         said = f"{file.name}:{getattr(error, 'lineno', None) or 1}: {getattr(error, 'msg', error)}"
         msg = f"{which}: {said}; correct the file"
@@ -58,12 +58,12 @@ def check(pipeline: str, transform: str, reads: Collection[str], *, here: bool) 
 
 
 def no_such_read(name: str, parameter: str, there: Collection[str]) -> ConfigError:
-    """Return the error for a parameter that nothing is given for."""
+    """Return the error for a parameter that is neither a read nor given otherwise."""
     return ConfigError(f"transform {name}: no read named {parameter!r}; there is {', '.join(sorted(there))}")
 
 
 def _file(module: str) -> Path | None:
-    """Return the source of a module, if it is one of the users' folder."""
+    """Return the source file of a module in spark_jobs/; None: it is not there."""
     path = spark_jobs().joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
@@ -87,14 +87,14 @@ def _bindings(body: Collection[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _assigned_in_functions(parsed: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the names of the module that its functions bind."""
+    """Yield the module's names that its functions may bind by `global`."""
     for part in ast.walk(parsed):
         if isinstance(part, ast.Global):
             yield from ((name, part) for name in part.names)
 
 
 def _check_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, reads: Collection[str]) -> None:
-    """Refuse a parameter without a default that names nothing there is."""
+    """Raise ConfigError for a parameter without a default that is neither a read nor given otherwise."""
     taken = function.args
     positional = [*taken.posonlyargs, *taken.args]
     wanted = positional[: len(positional) - len(taken.defaults)]
