@@ -1,6 +1,6 @@
-"""The command line: `twophase`.
+"""The command line `twophase`: each module here adds its commands.
 
-The modules here import nothing heavy at the top: `twophase --help` and shell completion start at once.
+The modules import nothing heavy at the top, so that `twophase --help` and shell completion start at once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from twophase.core.errors import ConfigError, TwophaseError
 __all__ = ["app", "main"]
 
 
-#: What the record's columns can hold: the number of a checkpoint, and of a revision.
+#: The highest numbers that the record's columns can hold: of a checkpoint, and of a revision.
 LARGEST = 2**63 - 1
 LARGEST_REVISION = 2**31 - 1
-#: The longest text that means anything: a path.
+#: The longest text that is accepted: that of a path.
 LONGEST = 4096
 
 
 def _plain(ctx: Any, parameter: Any, value: Any) -> Any:  # noqa: ANN401 - typer's own
-    """Refuse a number that the record cannot hold, and a text that no name, path or reason can be."""
+    """Refuse a number that the record cannot hold, and a text that cannot be a name, a path or a reason."""
     largest = LARGEST_REVISION if parameter.name in {"revision", "against"} else LARGEST
     for one in value if isinstance(value, list | tuple) else [value]:
         problem = None
@@ -52,10 +52,10 @@ def _plain(ctx: Any, parameter: Any, value: Any) -> Any:  # noqa: ANN401 - typer
 
 
 class Commands(TyperGroup):
-    """Says in one line what went wrong; only what nobody expected keeps its traceback."""
+    """Prints an error as one line; only an unexpected one keeps its traceback."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own
-        """Find a command, whose numbers fit into the record and whose texts are texts, whatever each of them says."""
+        """Return a command, with `_plain` as a check on its numbers and texts."""
         found = super().get_command(ctx, cmd_name)
         for parameter in found.params if found is not None else ():
             if parameter.callback is None:

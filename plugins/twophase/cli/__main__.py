@@ -1,4 +1,4 @@
-"""`python -m twophase.cli` is `twophase`."""
+"""Run `twophase` as `python -m twophase.cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process again: `backfill`, and what has to be: `stale`."""
+"""The commands `backfill`, which runs committed checkpoints again, and `stale`, which lists those that need it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _work(work: Backfill, done: list[Done], *, parallel: int, downstream: bool) 
 
 
 def _tell(one: Done, bar: Progress, where: str) -> None:
-    """Say how one thing ended where no bar shows it."""
+    """Print how one item ended, if no progress bar shows it."""
     if bar.disable:
         ended = f"failed: {one.failed}" if one.failed else str(one.revision and one.revision.state.lower())
         complain(f"{one.item}: {ended} ({where})", style="yellow" if one.failed else "")

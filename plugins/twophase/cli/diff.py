@@ -1,4 +1,4 @@
-"""`twophase diff`: a staged or new revision against the live one."""
+"""The command `diff`: compare a staged or new revision with the committed one."""
 
 from __future__ import annotations
 

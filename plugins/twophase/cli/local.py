@@ -1,4 +1,4 @@
-"""This machine: `up`, `down`, `db upgrade`."""
+"""The commands for this machine: `up`, `down`, `db upgrade`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def place(dsn: str) -> str:
-    """Return where a database is, without the password and the options, where one could be too."""
+    """Return where a database is, without the password and without the options, which may hold one too."""
     from sqlalchemy.engine import URL, make_url
 
     url = make_url(dsn)
@@ -67,7 +67,7 @@ def _named(committer: Committer) -> str:
 
 @contextmanager
 def watch(target: Console) -> Iterator[Callable[[list[ComponentStatus]], None]]:
-    """Show the components on their way: on a terminal in place, elsewhere a line for each that is healthy."""
+    """Show how the components start: on a terminal in place, elsewhere a line for each that is healthy."""
     if target.is_terminal:
         from rich.live import Live
 

@@ -1,4 +1,4 @@
-"""Keep the promise over time: `recover`, `sweep`, `verify`."""
+"""The commands for upkeep: `recover`, `sweep`, `verify`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _each(record: PostgresRecord, pipeline: str | None, work: Callable[[str], None]) -> list[Exception]:
-    """Work on one pipeline or on all, whatever goes wrong with another; say and return what went wrong."""
+    """Work on one pipeline or on all, also after a failure in another; print and return the failures."""
     from twophase.committer import queries
 
     if pipeline is None:
@@ -81,7 +81,7 @@ def recover(
         say("nothing to recover")
     for problem in unsettled:
         complain(problem, style="yellow")
-    # A sink that cannot promote now is no failure of recovery: whoever comes next tries again.
+    # A sink that cannot promote now is no failure of recovery: the next run tries again.
     if problems or unsettled or any(one["parked_reason"] or one["failed"] for one in told):
         raise typer.Exit(1)
 
@@ -108,7 +108,7 @@ def _recover(coordinator: Coordinator, *, wait: bool, quiet: bool) -> list[dict[
 
 
 def told_of(coordinator: Coordinator, revision: Revision, decision: Decision) -> dict[str, Any]:
-    """Say what was decided about a revision, why, and what became of it."""
+    """Say what recovery did with a revision, why, and how it ended."""
     from twophase.core.recovery import Leave
 
     now = coordinator.transact(lambda tx: tx.revision(revision.key))

@@ -1,4 +1,7 @@
-"""What a person decides: `pending`, `commit`, `abort`, `restage`, `release`, `hand-over`. Each keeps the reason."""
+"""The commands by which a person decides: `pending`, `commit`, `abort`, `restage`, `release`, `hand-over`.
+
+The record keeps the reason of each decision.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def pending(pipeline: Some = None, *, as_json: Json = False) -> None:
 
 
 def _tell_unbegun(rows: list[dict[str, Any]]) -> None:
-    """Say what a run wanted to begin and could not."""
+    """Print the slots that a run could not begin."""
     for row in rows:
         slot = f" slot {row['slot']}" if row["slot"] else ""
         say(f"{row['pipeline']}{slot}: not begun, {row['why']}")
@@ -217,7 +220,7 @@ def _standing(coordinator: Coordinator, checkpoint_id: int) -> Revision:
 
 
 def _remedy(coordinator: Coordinator, found: Revision) -> str:
-    """Say what gets a revision further, as the end of an error."""
+    """Return the advice about a revision, for the end of an error."""
     votes = coordinator.transact(lambda tx: tx.participants(found.key))
     stands = Standing(
         found.key,
@@ -234,7 +237,7 @@ def _remedy(coordinator: Coordinator, found: Revision) -> str:
 
 
 def _free(found: Revision) -> None:
-    """Refuse to decide over the head of a run that works on it."""
+    """Refuse a decision about a revision that a run works on."""
     from twophase.core.errors import Busy
 
     if found.leased:
@@ -246,7 +249,7 @@ def _free(found: Revision) -> None:
 
 
 def parked(found: Mapping[str, Any]) -> None:
-    """Say what gets a parked revision further."""
+    """Return what a person can do about a parked revision."""
     if found["parked_reason"]:
         ways = hindrances.ways_out(found["pipeline"], found["checkpoint_id"], found["hindrances"] or {})
         complain(f"it needs a person: {ways}")

@@ -1,4 +1,4 @@
-"""How things look: tables and colours on a terminal, plain and untruncated text elsewhere, JSON when asked for."""
+"""How commands print: tables and colours on a terminal, plain and untruncated text elsewhere, JSON when asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, with the record's column names.")]
 
-#: Where nobody's screen ends, nothing is cut off.
+#: The width if the output is no terminal: nothing is cut off.
 _WIDE = 100_000
 
 #: Headings of columns that may take several lines on a terminal.
@@ -30,7 +30,7 @@ LONG = frozenset({
     *("advice", "by sink", "command", "dag", "difference", "error", "failed", "lacking", "last failure", "parked"),
     *("promoted", "reason", "run", "slot", "waiting", "what has happened", "who", "why"),
 })  # fmt: skip
-#: Headings of columns that a narrow terminal does without: `show` has them.
+#: Headings of columns that a narrow terminal leaves out; `show` has them.
 _SPARE = frozenset({"dag", "run"})
 _NARROW = 100
 
@@ -45,13 +45,13 @@ STYLES = {
 }
 
 
-#: What a terminal would take for a command → a picture of it: file names, values and errors are others' texts.
+#: Control character → a visible one. File names, values and errors may hold any text, also commands to a terminal.
 _PICTURES = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
 }
-#: JSON has pictures of its own, which read back as they were.
+#: The same for JSON, by escapes that read back as they were.
 _JSON_PICTURES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
@@ -75,17 +75,17 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str | Text) -> None:
-    """Print one line of what was asked for."""
+    """Print one line of the answer, to stdout."""
     console().print(text, soft_wrap=True, markup=False)
 
 
 def complain(text: str | Text, style: str = "") -> None:
-    """Print one line about it, apart from what was asked for."""
+    """Print one line beside the answer, to stderr."""
     console(stderr=True).print(text, soft_wrap=True, markup=False, style=style)
 
 
 class Complaints(logging.Handler):
-    """Prints warnings of the log, where a command tells no story of its own."""
+    """Prints warnings of the log, for commands that do not print progress themselves."""
 
     def emit(self, entry: logging.LogRecord) -> None:
         """Print one entry."""
@@ -114,7 +114,7 @@ def _plain(value: object) -> str | float:
 
 
 def progress() -> Progress:
-    """Show how far it is, on a terminal."""
+    """Show a progress bar, on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     target = console(stderr=True)
@@ -131,7 +131,7 @@ def progress() -> Progress:
 
 @contextmanager
 def busy(target: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Turn a wheel while something takes its time, on a terminal; what is yielded changes the words beside it."""
+    """Show a spinner, on a terminal; call what is yielded to change the words beside it."""
     if not target.is_terminal:
         yield lambda _: None
         return
@@ -169,7 +169,7 @@ def table(
 
 
 def _pictured(text: str | Text) -> str | Text:
-    """Show control characters: they have no width, and a cell is cut to its own."""
+    """Make control characters visible: they have no width, but a cell is cut by its width."""
     if isinstance(text, str):
         return text.translate(_PICTURES)
     found = text.copy()
@@ -178,7 +178,7 @@ def _pictured(text: str | Text) -> str | Text:
 
 
 def listing(found: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]], *, title: str = "") -> None:
-    """Print rows of the record; `columns` are (heading, name). Columns that nothing is in are left out."""
+    """Print rows of the record; `columns` are (heading, name). Empty columns are left out."""
     spare = _SPARE if console().width < _NARROW else ()
     shown = [
         (heading, name)
@@ -195,7 +195,7 @@ def listing(found: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str
 
 
 def cell(name: str, value: Any) -> str | Text:  # noqa: ANN401 - a column of the record
-    """Return a value of the record as people read it."""
+    """Return a value of the record for display."""
     from rich.text import Text
 
     if value is None:
@@ -233,7 +233,7 @@ def size(value: int | None) -> str:
 
 
 def by_sink(row: Mapping[str, Any]) -> str | None:
-    """Return what each sink was given, where that says more than the figures of the whole."""
+    """Return what each sink got, if that says more than the totals."""
     sinks, aside = row["sinks"] or {}, row["quarantine"] or {}
     if len(sinks) == 1 and not any(one["rows"] for one in aside.values()):
         return None
@@ -248,7 +248,7 @@ def _figures(one: Mapping[str, Any]) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time of this machine's zone: short where the rest goes without saying."""
+    """Return a time in this machine's zone; on a terminal without what is clear from today's date."""
     if value is None:
         return ""
     local = value.astimezone()

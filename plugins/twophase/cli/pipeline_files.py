@@ -1,4 +1,4 @@
-"""Find the pipeline that `FILE[:NAME]` names."""
+"""Find the pipeline that `FILE[:NAME]` names; `twophase run` calls it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load(target: str) -> Pipeline:
 
 
 def split(target: str) -> tuple[Path, str | None]:
-    """Split FILE[:NAME] and see that the file is there; a file may have colons in its own name."""
+    """Split FILE[:NAME] and check that the file exists; a file's own name may contain colons."""
     whole, (file, _, name) = Path(target), target.rpartition(":")
     path = whole if whole.exists() or not file else Path(file)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Bring a restored record up to what its sinks hold: `reconcile`."""
+"""The command `reconcile`: show and record what a restored record has forgotten and its sinks hold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reconcile(
         else:
             found = reconciliation.survey(record, declared, protocol)
         left = [one for one in protocol.transact(lambda tx: tx.unfinished(pipeline)) if one.parked_reason]
-        ahead(protocol)  # what the pipeline says of itself is true from now on
+        ahead(protocol)  # refreshes the note at the pipeline
     told = found.told()
     _tell(pipeline, found, told, as_json=as_json)
     if not apply and found:
@@ -101,7 +101,7 @@ def _show(told: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _input(one: Mapping[str, Any]) -> str:
-    """Say in a few words what a decision has read."""
+    """Say in a few words what a forgotten revision has read."""
     parts = []
     for source, fixed in (one.get("inputs") or {}).items():
         if "ranges" in fixed:

@@ -1,4 +1,4 @@
-"""The record for the length of a command."""
+"""Open the record for the length of a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(*, may_start: bool = False) -> Iterator[PostgresRecord]:
-    """Open the record; a server that goes away meanwhile is an error of one line."""
+    """Open the record; if the server goes away meanwhile, the error is one line."""
     from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
     from twophase.local.record_access import open_record

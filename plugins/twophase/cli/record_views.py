@@ -1,4 +1,4 @@
-"""Look at the record: `pipelines`, `checkpoints`, `show`, `failpoints`."""
+"""The commands that show the record: `pipelines`, `checkpoints`, `show`; and `failpoints`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def pipelines(*, as_json: Json = False) -> None:
 
 
 def _without_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a listing what a pipeline has none of: what is there is there to be seen."""
+    """Return a row of the listing with empty cells instead of zeros in rare columns, so that other numbers stand out."""
     shown = {name: None if name in _SELDOM and value == 0 else value for name, value in row.items()}
     return {**shown, "lacking": "; ".join(row["lacking"]) or None}
 
@@ -116,7 +116,7 @@ def checkpoints(
     listing(rows, [column for column in CHECKPOINTS if column[1] not in hidden])
     if len(found) == limit:
         last = found[-1]
-        # The page may have ended between two revisions of one checkpoint: show that one again rather than lose one.
+        # The page may have ended between two revisions of one checkpoint: then the next page shows it again.
         after = last["checkpoint_id"] + (last["revision"] > 1)
         complain(f"older ones: --before {after}", style="dim")
 

@@ -1,4 +1,4 @@
-"""`twophase run`: checkpoints without Airflow."""
+"""The command `run`: run checkpoints without Airflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twophase")
 
-#: How much of a user's traceback is shown.
+#: How many lines of a user's traceback are shown.
 TAIL = 20
 
 RESULT = (
@@ -138,7 +138,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _story() -> Iterator[None]:
-    """Tell on stderr what happens, with a clock below it on a terminal."""
+    """Print progress on stderr, with a clock below it on a terminal."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     target = console(stderr=True)

@@ -1,4 +1,4 @@
-"""`twophase status`: what is there, what runs, and what to do about what is missing."""
+"""The command `status`: what is installed, what runs, and what to do about what is missing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def status(*, as_json: Json = False) -> None:
 
 
 def _existing() -> tuple[dict[str, Any] | None, list[str]]:
-    """Describe an Airflow of somebody's own, and say what it needs; the local one tells its health instead."""
+    """Describe an Airflow that `up` did not start, and say what it needs; the local one shows its health instead."""
     from twophase.local import existing_airflow, readiness
 
     airflow = existing_airflow.there()
@@ -71,7 +71,7 @@ def _existing() -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def _facts(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what is told one line each, in the words of people."""
+    """Return the facts that are printed one per line, in plain words."""
     from rich.text import Text
 
     record = found["record_version"]
@@ -156,7 +156,7 @@ def _embedded() -> dict[str, Any]:
 
     try:
         return dict(postgres.status())
-    except ConfigError:  # it is not installed, which matters only to those who use it
+    except ConfigError:  # it is not installed, which is no problem by itself
         return {"running": False, "pid": None, "port": None, "version": None, "data": None}
 
 

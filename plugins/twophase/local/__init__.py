@@ -1,1 +1,1 @@
-"""What runs on one machine: the embedded PostgreSQL, and which committer database is used."""
+"""What runs on one machine: embedded PostgreSQL, local Airflow and Spark cluster; and which record is used."""

@@ -1,15 +1,15 @@
-"""A local Airflow: its settings, secrets and database, and the components that a supervisor keeps running.
+"""The local Airflow of `twophase up`: its settings, secrets, database, and the components to keep running.
 
     airflow/            AIRFLOW_HOME
     airflow/secrets/    keys, passwords and the database's URL, each in a file that only its owner can read
     logs/               one file per component, and the logs of tasks in `logs/tasks`
 
-Nothing here imports Airflow: its commands are run by the same interpreter. Nothing of it listens on anything but
-127.0.0.1. Its database is one of the embedded PostgreSQL's, with a role of its own that cannot read the record. Secrets
-reach Airflow by the name of their file, so that no task inherits them in its environment, and no command line has them.
+Nothing here imports Airflow: its commands are run by the same interpreter. It listens on 127.0.0.1 only. Its database
+is in the embedded PostgreSQL, with a role of its own that cannot read the record. Airflow reads secrets from files, so
+no task inherits them in its environment, and no command line shows them.
 
-What is set by `AIRFLOW__…` in the environment of `twophase up` is kept, unless it would lead this Airflow to another
-one's database, folders or port.
+Settings `AIRFLOW__…` in the environment of `twophase up` are kept, unless they would lead this Airflow to another one's
+database, folders or port.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A small client of a local Airflow's REST API: trigger a run, and see what becomes of it.
+"""A small client of a local Airflow's REST API, for the demo: trigger a run, and see how it ends.
 
-The password of the user is read from the file that `twophase up` keeps it in, the first time a token is needed.
+It reads the user's password from the file of `twophase up` when it first needs a token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which committer database is used: the one place that decides it.
+"""Decide which committer database is used; opening the record, the commands and the pages ask here.
 
 The first of these that is given:
 

@@ -1,7 +1,7 @@
-"""The Airflow that is there: which one, how it is set up, and the connections that it keeps.
+"""Ask the Airflow that is configured here how it is set up, and for its connections; commands and `status` use it.
 
-A command asks it by a program of a few seconds (`twophase.airflow.self_report`), only for what the environment does not
-say, and only where something says where an Airflow keeps its connections. A Spark job never does.
+It runs a program that takes a few seconds (`twophase.airflow.self_report`). So it asks only for what the environment
+does not say, and only if an Airflow is configured. A Spark job never asks.
 """
 
 from __future__ import annotations

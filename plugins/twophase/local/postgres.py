@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: a real server below `TWOPHASE_HOME`, for one machine.
+"""The embedded PostgreSQL: a real server below `TWOPHASE_HOME`, for one machine; `up` and commands start it.
 
     postgres/data       the cluster; appears complete or not at all
     postgres/password   of the role `twophase`, readable by its owner only
@@ -6,10 +6,10 @@
     postgres/log        what the server says
     postgres/lock       held while somebody creates, starts or stops it
 
-It listens on 127.0.0.1 only, without a unix socket, asks for a password (scram-sha-256), and is durable. Everybody who
-asks gets the same server, and it outlives whoever started it. Whatever is killed, at whatever moment, the next
-`ensure()` works: the cluster is made in a folder of its own and renamed, and a server counts as running when a process
-that was started on this very data folder accepts connections, not when a file says so.
+It listens on 127.0.0.1 only, without a unix socket, asks for a password (scram-sha-256), and is durable. Every process
+gets the same server, which outlives the process that started it. Whatever is killed at whatever moment, the next
+`ensure()` works: the cluster is made in a folder of its own and then renamed. A server counts as running if a process
+that was started on this data folder accepts connections, not because a file says so.
 """
 
 from __future__ import annotations

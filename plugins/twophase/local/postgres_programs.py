@@ -1,4 +1,4 @@
-"""The programs of PostgreSQL that the wheel brings, and the processes they become."""
+"""Run the programs of PostgreSQL that the wheel contains; `local.postgres` uses it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Processes as the system knows them: who is who, who belongs together, and who dies with whom.
+"""Identify processes, find those of a session, and let children die with their parent; the supervisor uses it.
 
-A pid alone proves nothing, for it is given out again: a process is known by its pid and the moment it was started.
-What a component has started is known by its session, which children inherit.
+A pid is given out again, so a process is identified by its pid and its start time. What a component has started is
+found by its session, which children inherit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What has to be there before a pipeline can run, and what to do about what is not: for `twophase status`."""
+"""Check what a pipeline needs before it can run, and say what to do about what is missing; for `twophase status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open the record: resolve the committer database, connect, and see that the record in it fits this code."""
+"""Open the record: find the committer database, connect, and check the record's version; runs and commands call it."""
 
 from __future__ import annotations
 

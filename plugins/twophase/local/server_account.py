@@ -1,7 +1,7 @@
-"""Who runs the embedded PostgreSQL: PostgreSQL refuses to be root.
+"""Choose the account that runs the embedded PostgreSQL, which refuses to run as root; `local.postgres` uses it.
 
-A plain user runs it as himself. Root runs it as the owner of the data, and the first time as `nobody`: an account that
-can do nothing else, and so may be unable to reach the folders involved. That is found out before any data is made.
+For a plain user it is that user's own account. Root runs it as the owner of the data, the first time as `nobody`. That
+account may be unable to reach the folders, so this is checked before any data is made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that several processes share: written at once and durably, and a lock that ends with its holder."""
+"""Files that several local processes share: replaced at once and durably; and a lock that ends with its holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on this machine: a master and some workers, from the pyspark that is installed.
+"""A Spark standalone cluster on this machine, for the demo: a master and workers from the installed pyspark.
 
     cluster/conf/spark-defaults.conf    the secret that master, workers and drivers share, readable by its owner only
     cluster/logs/                       what each of them says

@@ -1,11 +1,11 @@
-"""A small supervisor: starts components, starts again what dies, and stops everything when it ends.
+"""A small supervisor for `twophase up`: starts components, restarts what dies, and stops everything when it ends.
 
     supervisor/lock     held as long as the supervisor lives: how it is found
     supervisor/state    who it is, and each component's pid, since when, and how often it was started again (JSON)
 
-Each component that is a child has a session of its own: what it leaves behind when it dies is ended before it starts
-again, as an init system does it. Components get SIGTERM when the supervisor is killed; what does not go then is ended
-by the next `clear`, which whoever starts or stops a supervisor calls first.
+Each child component has a session of its own. What it leaves running when it dies is ended before it starts again, as
+an init system does. Components get SIGTERM when the supervisor is killed. The next `clear` ends what is still running;
+it is called first whenever a supervisor is started or stopped.
 """
 
 from __future__ import annotations

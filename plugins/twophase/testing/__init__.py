@@ -1,4 +1,4 @@
-"""Does a sink keep its promises? `SinkContract` finds out, with processes that are killed, stopped and woken.
+"""`SinkContract`, tests of what a sink promises, for users' own sinks: with processes that are killed and stopped.
 
     class TestMySink(SinkContract):
         @pytest.fixture
@@ -9,8 +9,8 @@
         def read(self, sink):
             return lambda: [...]                               # the rows that a reader finds: dicts of id and word
 
-The sink has to be in a module that can be imported, for a process of its own builds it again from its declaration: what
-a sink only remembers is gone by then, as after any crash.
+The sink has to be in a module that can be imported: another process builds it again from its declaration. So whatever a
+sink only has in memory is lost, as after a crash.
 """
 
 from twophase.testing.contract import SinkContract

@@ -1,4 +1,7 @@
-"""Promote one output, and die, stop or lose the connections at the line that is told; where there are none, fail."""
+"""The program that `testing.promoter` starts: promote one output, and die, stop or lose the connections at one line.
+
+If there are no connections to lose, it fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of a sink, a test each."""
+"""`SinkContract`: the promises of a sink, one test for each; a user's test class inherits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that are staged for a trial, and all that the record would keep of them."""
+"""Outputs that the contract stages for its tests, with all that the record would keep of them."""
 
 from __future__ import annotations
 

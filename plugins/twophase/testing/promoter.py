@@ -1,4 +1,4 @@
-"""A process that promotes, and dies, stops or loses its connections on the way."""
+"""Start a process that promotes, and dies, stops or loses its connections on the way; the contract uses it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Who may see what: Airflow decides, by the DAGs that one may read.
+"""Decide which pipelines a user may see, by the DAGs that Airflow lets the user read; every route depends on it.
 
-A pipeline belongs to the DAGs that have run it (`pipeline_dag` in the record); who may read one of them, and its runs,
-sees the pipeline whole. One that no DAG has run yet is guarded like the DAG of its own name, as `TwophaseDag` calls it:
-whoever may read all DAGs sees it, and whoever was given just that one.
+A pipeline belongs to the DAGs that have run it (`pipeline_dag` in the record). A user who may read one of them, and its
+runs, sees the whole pipeline. A pipeline that no DAG has run yet is guarded like the DAG of its own name, as
+`TwophaseDag` calls it: a user sees it who may read all DAGs, or that one.
 
-No `from __future__ import annotations` here or in `app`: FastAPI would take what it cannot resolve for a query
-parameter, and the route would lose its check.
+No `from __future__ import annotations` here or in `app`: FastAPI would treat an annotation that it cannot resolve as a
+query parameter, and the route would lose its check.
 """
 
 from collections import defaultdict

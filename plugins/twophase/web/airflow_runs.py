@@ -1,4 +1,4 @@
-"""What Airflow knows of a run: whether anybody goes on with what it left."""
+"""Ask Airflow whether a run has ended; the pages need it to say what to do next."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _ENDED = frozenset({"success", "failed"})
 
 
 def has_ended(row: dict[str, Any]) -> bool | None:
-    """Say whether the run of a revision is over; one that Airflow does not have any more is. None: it is no run."""
+    """Return True if the run of a revision is over, or was deleted in Airflow; None: it is no run of Airflow's."""
     if row["dag_id"] is None or row["run_id"] is None:
         return None
     mine = (DagRun.dag_id == row["dag_id"]) & (DagRun.run_id == row["run_id"])

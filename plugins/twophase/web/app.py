@@ -1,7 +1,7 @@
 """The pages of the commit table, as a FastAPI app that Airflow's api-server mounts at /twophase.
 
-They only read. Each is made on the server from one or a few indexed queries; no asset comes from anywhere else, and the
-policy that goes with each page has the browser refuse any that would.
+They only read. Each page is made on the server from one or a few indexed queries. No asset comes from another server;
+each page's content security policy makes the browser refuse any that would.
 """
 
 import base64
@@ -46,7 +46,7 @@ router = APIRouter(dependencies=[MAY_READ_RUNS], default_response_class=HTMLResp
 
 @cache
 def app() -> FastAPI:
-    """Return the app: nothing but the pages, not even FastAPI's own documentation, which would be open to everybody."""
+    """Return the app with the pages only, without FastAPI's own documentation, which would be open to everybody."""
     made = FastAPI(title="Twophase", openapi_url=None, docs_url=None, redoc_url=None)
     made.include_router(router)
     made.add_exception_handler(Unavailable, _unavailable)
@@ -61,7 +61,7 @@ def app() -> FastAPI:
 
 @router.get("/")
 def pipelines(request: Request, visible: VisiblePipelines) -> Response:
-    """List the pipelines that one may see."""
+    """List the pipelines that the user may see."""
     with reading() as connection:
         found = queries.overview(connection, visible)
         links = queries.dags(connection)
@@ -168,7 +168,7 @@ def _problem(request: Request, code: int, title: str, text: str, headers: dict[s
 
 
 def _base(request: Request) -> str:
-    """Return the path of these pages below whatever Airflow is served at."""
+    """Return the path of these pages, below the path that Airflow is served at."""
     path: str = request.scope.get("root_path", "")
     return path.rstrip("/")
 
@@ -189,7 +189,7 @@ def _templates() -> Environment:
 
 @cache
 def _policy() -> str:
-    """Return what a browser may load for a page: the style and the script that are in it, and nothing else."""
+    """Return the content security policy of a page: the browser may load only the style and script in the page."""
 
     def digest(file: Folder) -> str:
         return base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()

@@ -1,4 +1,4 @@
-"""How the record reads on a page: the command line's words and colours, times in UTC."""
+"""Format values of the record for the pages, with the words and colours of the command line and times in UTC."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WHOSE = re.compile(r"^(\w+: )checkpoint \S+ r\d+: (?:attempt \d+: )?")
 
 
 def colour(state: str) -> str:
-    """Return the colour of a state on the command line, which the style sheet has a class for."""
+    """Return a state's colour on the command line; the style sheet has a class of that name."""
     return STYLES[state]
 
 
 def number(value: int | None) -> str:
-    """Return a number with its thousands apart."""
+    """Return a number with separated thousands."""
     return "" if value is None else f"{value:,}"
 
 
@@ -47,7 +47,7 @@ def ago(value: timedelta | None) -> str:
 
 
 def slot(value: str | None) -> list[str]:
-    """Return a slot as people read it, in parts for lines: an interval without what goes without saying."""
+    """Return a slot as short parts for lines; an interval without what its start already says."""
     if not value:
         return []
     parsed = Slot.parse(value)
@@ -67,7 +67,7 @@ def segment(value: str) -> str:
 
 
 def took(row: Mapping[str, Any]) -> str:
-    """Return how long it was from begin until everybody could see it."""
+    """Return how long it took from begin until everybody could see the output."""
     if row["committed_at"] is None or row["revision"] == 0:
         return ""
     seconds = max((row["committed_at"] - row["created_at"]).total_seconds(), 0)
@@ -81,12 +81,12 @@ def took(row: Mapping[str, Any]) -> str:
 
 
 def cause(error: str | None) -> str:
-    """Return an error without what the page around it says already: its checkpoint and its attempt."""
+    """Return an error without the checkpoint and attempt, which the page shows already."""
     return _WHOSE.sub(r"\1", error or "")
 
 
 def code(value: object) -> Markup:
-    """Return a text in which what is quoted as a command looks like one."""
+    """Return a text as HTML, with quoted commands marked as code."""
     parts = str(value).split("`")
     return Markup("").join(Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(parts))
 

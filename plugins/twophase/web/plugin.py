@@ -1,7 +1,7 @@
-"""What Airflow is told of Twophase: where the pages of the commit table are.
+"""The Airflow plugin: it tells Airflow where the pages of the commit table are; `twophase_plugin` loads it.
 
-Airflow imports this in every component and every task, so that nothing but the class is made here. The pages, and
-FastAPI with them, are imported when the api-server asks for its apps, which nobody else does.
+Airflow imports this in every component and every task, so it only defines the class. The pages, and FastAPI with them,
+are imported when the api-server asks for its apps; no other component does.
 """
 
 from __future__ import annotations

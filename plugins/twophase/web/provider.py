@@ -1,4 +1,4 @@
-"""What Airflow lists among its providers. It is asked for early, by every component: nothing of Airflow is imported."""
+"""Describe Twophase as an Airflow provider. Every component calls it early, so it imports nothing of Airflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record, for the length of a request; why it cannot be shown, in one line."""
+"""Connect to the record for the length of a request; the routes of `app` and `access` use it."""
 
 import logging
 from collections.abc import Iterator
@@ -42,12 +42,12 @@ def reading() -> Iterator[Connection]:
 
 @lru_cache(maxsize=1)
 def _engine(dsn: str) -> Engine:
-    """Return the pool of a database: the last one's, for a connection is seldom changed."""
+    """Return the connection pool of a database; only the last one is kept, because the address seldom changes."""
     return connect(dsn)
 
 
 def _checked(engine: Engine) -> Connection:
-    """Return a connection to a record of this code's version."""
+    """Return a connection, after a check that the record has the version of this code."""
     connection = engine.connect()
     try:
         try:

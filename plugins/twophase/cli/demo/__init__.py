@@ -1,4 +1,4 @@
-"""`twophase demo`: a pipeline and its database are killed, and a reader never sees it."""
+"""The command `demo`: a pipeline and its database are killed, and a reader never sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo on Airflow: the runner of a task is killed, then the database, and then a checkpoint is run again."""
+"""The demo on Airflow: it kills the process of a task, then the database, and then runs a checkpoint again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's proof: what a reader finds is what plain Python makes of the input, each checkpoint once."""
+"""The demo's proof: a reader finds what plain Python computes from the input, each checkpoint once."""
 
 from __future__ import annotations
 

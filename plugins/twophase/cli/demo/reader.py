@@ -1,4 +1,4 @@
-"""A reader that never stops looking: what it sees at any moment must be whole checkpoints."""
+"""The demo's reader: it reads the table again and again, and must see whole checkpoints at any moment."""
 
 from __future__ import annotations
 

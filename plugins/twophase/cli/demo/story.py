@@ -1,4 +1,4 @@
-"""What both demos have in common: the input, what the record and a reader say of it, and the proof."""
+"""What the demos share: the input, what the record and a reader say of it, and the proof."""
 
 from __future__ import annotations
 
