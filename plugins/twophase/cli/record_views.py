@@ -81,7 +81,7 @@ def pipelines(*, as_json: Json = False) -> None:
 
 
 def _without_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the listing with empty cells instead of zeros in rare columns, so that other numbers stand out."""
+    """Return a row of the listing with empty cells for zeros in rare columns, so that other numbers stand out."""
     shown = {name: None if name in _SELDOM and value == 0 else value for name, value in row.items()}
     return {**shown, "lacking": "; ".join(row["lacking"]) or None}
 
