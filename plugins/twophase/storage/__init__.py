@@ -1,1 +1,1 @@
-"""Where bytes are: disk, object store, database, and how Spark and Arrow get at them."""
+"""Where data is stored: disk, object store, database; and how Spark and Arrow read and write it."""

@@ -1,4 +1,7 @@
-"""What Spark's executors do where Spark itself has no way to the files: Parquet written and read by pyarrow."""
+"""Writes and reads Parquet by pyarrow inside Spark's executors, for S3: Spark itself is not set up to reach it.
+
+Called by `s3.py`; `sources/bad_records.py` recognises its errors.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ if TYPE_CHECKING:
 
     from twophase.storage.base import Target, Within
 
-#: What a task says of each file.
+#: The columns in which a task reports each file.
 WRITTEN = "path string, size bigint, rows bigint, xxh3 string"
-#: How a task says that the store failed it when it wrote, or read: the error's name, the file and why.
+#: How a task reports that the store failed when it wrote, or read: the error's name, the file and the reason.
 UNWRITTEN = re.compile(r"twophase unwritten (\w+): ([^\n]*?) :twophase")
 UNREAD = re.compile(r"twophase unread (\w+): ([^\n]*?) :twophase")
-#: A group of rows in a file is written when it has so many bytes, or rows.
+#: A row group is written once it has this many bytes, or rows.
 GROUP_BYTES, GROUP_ROWS = 128 << 20, 1 << 20
 _COMPRESSIONS = {"uncompressed": "none", "lz4raw": "lz4", "lz4_raw": "lz4"}
 
 
 def arrow_schema(frame: Any) -> pa.Schema:  # noqa: ANN401 - a DataFrame
-    """Return a frame's columns as Arrow has them; Spark 4 asks for the zone of times that Spark 3.5 takes for UTC."""
+    """Return a DataFrame's columns as an Arrow schema, with timestamps in UTC: Spark 4 has to be told, 3.5 does not."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     zone: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
@@ -41,7 +44,7 @@ def arrow_schema(frame: Any) -> pa.Schema:  # noqa: ANN401 - a DataFrame
 
 @contextmanager
 def _told(what: str, path: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Put what the store says where the driver finds it."""
+    """Raise errors of the store with a text that the driver can find again."""
     try:
         yield
     except kinds as error:
@@ -51,14 +54,14 @@ def _told(what: str, path: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 class Writer:
-    """Writes one partition of a frame, a file for each value of the partition columns; the rows come sorted by them.
+    """Writes one Spark partition, a file for each value of the partition columns; the rows come sorted by them.
 
-    A file's name says the partition and the task: one that Spark runs twice writes files of its own, and only the word
-    of the one that counts reaches the driver.
+    A file's name has the partition and the task attempt. So a task that Spark runs twice writes files of its own, and
+    only the report of the run that counts reaches the driver.
     """
 
     def __init__(self, connect: Callable[[], FileSystem], folder: str, target: Target) -> None:
-        """Name the folder as the file system knows it; `connect` holds the secret, and is never shown."""
+        """Name the folder as the file system knows it; `connect` holds the secret, and is never printed."""
         self._connect = connect
         self._folder = folder
         self._target = target
@@ -68,7 +71,7 @@ class Writer:
         return f"Writer({self._folder})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a partition; one without rows makes no file."""
+        """Write a partition, and report its files; a partition without rows makes none."""
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -83,7 +86,7 @@ class Writer:
         )
 
     def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, int, str]]:
-        """Write the files of one task; yield what each is."""
+        """Write the files of one task; yield path, size, rows and checksum of each."""
         files = self._connect()
         runs = (run for batch in batches for run in self._runs(batch))
         for number, (values, group) in enumerate(groupby(runs, key=itemgetter(0))):
@@ -121,7 +124,7 @@ class Writer:
 
 
 class _File:
-    """One Parquet file on its way to a store, its checksum taken as it goes."""
+    """One Parquet file that is being written to a store; its checksum is computed on the way."""
 
     def __init__(self, files: FileSystem, folder: str, path: str, codec: str) -> None:
         import xxhash
@@ -139,13 +142,13 @@ class _File:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of what was cut off in the middle: nobody has heard of it."""
+        """Close the stream; a file that was cut off in the middle is never reported."""
         self._writer = None
         if not self._stream.closed:
             self._stream.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they are written in large groups."""
+        """Add rows; they are written in large row groups."""
         self._waiting.append(batch)
         bytes_, rows = (sum(sizes) for sizes in zip(*((b.nbytes, b.num_rows) for b in self._waiting), strict=True))
         if bytes_ >= GROUP_BYTES or rows >= GROUP_ROWS:
@@ -165,44 +168,44 @@ class _File:
                 pa.PythonFile(self, "w"),
                 schema,
                 compression=self._codec,
-                store_schema=False,  # a time would be said to be in the session's zone, which Iceberg's readers refuse
+                store_schema=False,  # it would give timestamps the session's zone, which Iceberg's readers refuse
             )
         self._writer.write_table(table.cast(self._writer.schema), row_group_size=table.num_rows)
         self._rows += table.num_rows
 
     def close(self) -> tuple[str, int, int, str]:
-        """Write what waits, and the footer; return what the file is."""
+        """Write the last row group and the footer; return path, size, rows and checksum."""
         self._flush()
         self._writer.close()
         self._stream.close()
         return self._path, self._size, self._rows, self._state.hexdigest()
 
-    # --- what the writer writes to -----------------------------------------------------------------------------------
+    # --- the file object that pyarrow's writer writes to -------------------------------------------------------------
 
     closed = False
 
     def write(self, data: bytes) -> int:
-        """Pass bytes on."""
+        """Write bytes to the store, and count them into size and checksum."""
         self._state.update(data)
         self._size += len(data)
         self._stream.write(data)
         return len(data)
 
     def tell(self) -> int:
-        """Return how many there were."""
+        """Return how many bytes were written."""
         return self._size
 
     def flush(self) -> None:
-        """Leave it to the stream."""
+        """Do nothing: the stream buffers by itself."""
 
 
 class ArrowReader:
-    """Reads files that are named by the rows of a frame, with the columns of one schema."""
+    """Reads the files that the rows of a DataFrame name, with the columns of one schema."""
 
     def __init__(
         self, connect: Callable[[], FileSystem], schema: pa.Schema, given: Sequence[str], within: Within | None
     ) -> None:
-        """Name the columns, those of them whose values come with a file's name, and which rows are asked for."""
+        """Name the columns, those of them whose values come with the file's name, and the wanted rows."""
         self._connect = connect
         self._schema = schema
         self._given = given
@@ -213,7 +216,7 @@ class ArrowReader:
         return f"ArrowReader({self._schema.names})"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the files of one task, one after another."""
+        """Read the files of one task, one after the other."""
         from pyarrow import ArrowInvalid
 
         files: FileSystem | None = None
@@ -250,7 +253,7 @@ class ArrowReader:
                 yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _groups(self, file: pq.ParquetFile, found: Mapping[str, str | None]) -> list[int]:
-        """Return the groups of rows that may have one that is asked for; where nothing is said of a group, it may."""
+        """Return the row groups that may have wanted rows; a group without statistics may."""
         groups = range(file.metadata.num_row_groups)
         names = [file.metadata.schema.column(at).path for at in range(file.metadata.num_columns)]
         if self._within is None or (name := found.get(self._within.column)) not in names:
@@ -260,7 +263,7 @@ class ArrowReader:
 
 
 def _may_have(column: pq.ColumnChunkMetaData, within: Within) -> bool:
-    """Say whether a group of rows may have one of those, by the least and the largest time in it."""
+    """Say whether a row group may have wanted rows, by the smallest and the largest time in it."""
     found = column.statistics
     if found is None or not found.has_min_max:
         return True
@@ -269,14 +272,14 @@ def _may_have(column: pq.ColumnChunkMetaData, within: Within) -> bool:
 
 
 def _moment(value: object) -> datetime | None:
-    """Return a time, or the midnight of a date, in UTC; None: it is neither."""
+    """Return a time, or the midnight of a date, in UTC; None if it is neither."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=value.tzinfo or UTC)
     return datetime(value.year, value.month, value.day, tzinfo=UTC) if isinstance(value, date) else None
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - a value of any partition type
-    """Write a value as the name of a folder, as Spark does: an empty text is no value."""
+    """Return a partition value as Spark writes it in a folder's name; an empty text counts as null."""
     if value is None or value == "":
         return NULL_PARTITION
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""Where the files of a table are: what a sink asks of a storage, and how Spark gets at it.
+"""The base class of storages, and the storage on disk. Sinks and sources of files call it.
 
-A table's code knows folders and files by name, and no more: a `Storage` lists, reads, creates and removes them, lets
-Spark write and read them, and says how the libraries of the table formats find the same place. Names are paths on a
-disk, or URLs of an object store.
+A `Storage` lists, reads, creates and removes files, lets Spark write and read them, and gives the libraries of Delta
+and Iceberg their options for the same place. Files and folders are named by paths on a disk, or by URLs of an object
+store; sinks and sources know nothing else of them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from twophase.storage.row_counts import count_rows
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Json
 
-#: A folder or a file.
+#: The path or URL of a folder or a file.
 Where = Path | str
 
 THREADS = 4
-#: Spark would write times as INT96, which table formats do not have.
+#: Without this Spark would write timestamps as INT96, which table formats do not have.
 _TIMES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
@@ -37,36 +37,36 @@ class Stat(Protocol):
 
     @property
     def st_size(self) -> int:
-        """Return its bytes."""
+        """Return its size in bytes."""
         ...
 
     @property
     def st_mtime_ns(self) -> int:
-        """Return when it was written, as finely as the storage tells."""
+        """Return when it was written, as precisely as the storage knows."""
         ...
 
 
 class Target(NamedTuple):
-    """Where a frame is written, and in which shape."""
+    """Where a DataFrame is written, and how."""
 
     folder: Where
-    #: What the names of its files begin with: revision and attempt, so that a reader never mixes two (R17).
+    #: The prefix of its files' names: revision and attempt, so that a reader never mixes two (R17).
     prefix: str
     format: str
-    #: Of Spark's writer.
+    #: Options of Spark's writer.
     options: Json
-    #: One file has one value of each of these.
+    #: The partition columns: a file has one value of each.
     partition_by: Sequence[str] = ()
     #: Whether their values are in the names of folders instead of the files.
     in_folders: bool = False
 
 
-#: What columns hold by the path of a file.
+#: Columns whose value follows from the path of a file: how to find it.
 Given = Mapping[str, Callable[[str], str | None]]
 
 
 class Within(NamedTuple):
-    """The rows that are asked for: those with start <= column < end."""
+    """The rows that a read wants: those with start <= column < end."""
 
     column: str
     start: datetime
@@ -74,7 +74,7 @@ class Within(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What whoever wrote a file knows of it."""
+    """What the writer of a file reports of it."""
 
     size: int
     rows: int
@@ -82,25 +82,25 @@ class FileFacts(NamedTuple):
 
 
 class Storage(ABC):
-    """A place for files. What it raises for a storage that does not answer is SinkUnavailable, or an OSError."""
+    """A place for files. It raises SinkUnavailable or OSError if the storage does not answer."""
 
     # --- folders and files -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def prepare(self, who: str, *folders: Where) -> None:
-        """Make these folders where there is such a thing; ConfigError if they cannot be written to."""
+        """Create these folders, if the storage has folders; ConfigError if they cannot be written to."""
 
     @abstractmethod
     def reachable(self, folder: Where) -> bool:
-        """Say whether a folder that was made is there: it is not if its disk is not mounted."""
+        """Say whether a folder that was created is there; False if its disk is not mounted."""
 
     @abstractmethod
     def has(self, folder: Where) -> bool:
-        """Say whether there is such a folder."""
+        """Say whether the folder exists."""
 
     @abstractmethod
     def entries(self, folder: Where) -> list[tuple[str, str]]:
-        """Return the names in a folder with their paths; one that is not there is empty."""
+        """Return the names in a folder with their paths; none if the folder does not exist."""
 
     @abstractmethod
     def walk(self, folder: Where) -> Iterator[tuple[str, Stat]]:
@@ -108,7 +108,7 @@ class Storage(ABC):
 
     @abstractmethod
     def identities(self, files: Sequence[Where]) -> list[tuple[int, int] | None]:
-        """Return what each file is known by: its size and its time; None: there is no such file."""
+        """Return size and modification time of each file; None for a file that does not exist."""
 
     @abstractmethod
     def open(self, path: Where) -> IO[bytes]:
@@ -116,7 +116,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, path: Where) -> bytes:
-        """Return what is in a file; FileNotFoundError if there is none."""
+        """Return the content of a file; FileNotFoundError if there is none."""
 
     @abstractmethod
     def digest_file(self, path: Where) -> str:
@@ -128,7 +128,7 @@ class Storage(ABC):
 
     @abstractmethod
     def replace(self, path: Where, content: bytes) -> None:
-        """Put a file in the place of another of its name, whole and durable."""
+        """Write a file, whole and durable, in place of one of the same name."""
 
     @abstractmethod
     def remove(self, path: Where, graveyard: Where) -> None:
@@ -136,32 +136,35 @@ class Storage(ABC):
 
     @abstractmethod
     def sync(self, files: Sequence[Where]) -> None:
-        """Make files durable that others wrote, and their names."""
+        """Make files that others wrote durable, with their names."""
 
     @abstractmethod
     def url(self, path: Where) -> str:
-        """Return a path as the libraries of table formats have it."""
+        """Return a path as a URL for the libraries of table formats."""
 
     # --- what Spark writes and reads ---------------------------------------------------------------------------------
 
     @abstractmethod
     def check_options(self, who: str, options: Json) -> None:
-        """Refuse, by a ConfigError, options that whoever writes here does not have."""
+        """Raise ConfigError for writer options that this storage's writer does not have."""
 
     @abstractmethod
     def save(self, frame: Any, target: Target) -> Mapping[str, FileFacts] | None:  # noqa: ANN401 - a DataFrame
-        """Let Spark write a frame as Parquet; return what is known of the files of the tasks that count, if anything.
+        """Let Spark write a DataFrame; return the facts of the files of successful tasks, None if nobody reports them.
 
-        Runs in the Spark driver. What other tasks left in the folder is no part of it.
+        Runs in the Spark driver. Files that failed or repeated tasks left in the folder do not count.
         """
 
     @abstractmethod
     def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:
-        """Make what lies in a folder durable, and describe it; remove what is not data, or not `known`."""
+        """Make the files in a folder durable, and describe them; remove what is not data, or not `known`."""
 
     @abstractmethod
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
-        """Return a frame over files in the folders of their attempts; the columns `folders` only their paths have."""
+        """Return a DataFrame over files in folders of attempts, with the column `checkpoint`.
+
+        The values of the columns `folders` are in the files' paths only.
+        """
 
     @abstractmethod
     def listed(  # noqa: PLR0913, PLR0917 - a SparkSession, and what a list of files is
@@ -173,20 +176,20 @@ class Storage(ABC):
         options: Json,
         within: Within | None = None,
     ) -> Any:  # noqa: ANN401 - a DataFrame
-        """Return a frame over files, wherever they are, with the columns of a schema.
+        """Return a DataFrame over files, wherever they are, with the columns of a schema.
 
-        `given` says by a file's path what columns hold, whatever is in the file. `options` are for Spark's reader, if
-        that is who reads. Rows that are not `within` may be left out, or not.
+        `given` columns get their value from the path of a file, whatever is in the file. `options` are for Spark's
+        reader, if that one reads. Rows that are not `within` may be left out; the caller filters.
         """
 
     @abstractmethod
     def at_hand(self, files: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
-        """Give local paths of these files for a while, in the same order, below the same names of folders."""
+        """Provide local paths of these files inside a `with`, in the same order, with the same partition folders."""
 
     # --- what the libraries of table formats need --------------------------------------------------------------------
 
     def connections(self) -> tuple[str, ...]:
-        """Return the ids of the connections by which Spark gets here."""
+        """Return the ids of the connections that Spark needs to reach the storage."""
         return ()
 
     def for_delta(self) -> dict[str, str]:
@@ -199,10 +202,10 @@ class Storage(ABC):
 
 
 class Disk(Storage):
-    """A disk of this machine, or one that all machines share."""
+    """The storage on a disk of this machine, or on one that all machines share."""
 
     def prepare(self, who: str, *folders: Where) -> None:
-        """Make the folders, each durable in its parent."""
+        """Create the folders, each durable in its parent."""
         try:
             for folder in map(Path, folders):
                 if not folder.is_dir():
@@ -256,11 +259,11 @@ class Disk(Storage):
         disk.replace(Path(path), content)
 
     def remove(self, path: Where, graveyard: Where) -> None:
-        """Move it out of the reach of others, then remove it."""
+        """Move a file or a folder out of the reach of others, then remove it."""
         disk.remove(Path(path), Path(graveyard))
 
     def sync(self, files: Sequence[Where]) -> None:
-        """Fsync files and their folders; one that was cleaned up meanwhile is not needed."""
+        """Fsync files and their folders; skip files that were cleaned up meanwhile."""
         for path in files:
             try:
                 disk.fsync_file(path)
@@ -270,16 +273,16 @@ class Disk(Storage):
             disk.fsync_folder(folder)
 
     def url(self, path: Where) -> str:
-        """Return it as a URL of a file."""
+        """Return a `file://` URL."""
         return f"file://{path}"
 
     def check_options(self, who: str, options: Json) -> None:
-        """Take all of them: Spark's own writer knows."""
+        """Accept all options: Spark's own writer checks them."""
 
     def save(self, frame: Any, target: Target) -> None:  # noqa: ANN401 - a DataFrame
-        """Let Spark's own writer write, whose commit leaves out the files of failed tasks."""
+        """Let Spark's own writer write; its commit leaves out the files of failed tasks."""
         columns = list(target.partition_by)
-        if not target.in_folders:  # a copy of each makes the folders, so that the values stay in the files
+        if not target.in_folders:  # partition by a copy of each column, so that the values stay in the files
             names = {name: f"_twophase_{name}" for name in columns}
             frame = frame.withColumns({copy: frame[name] for name, copy in names.items()})
             columns = list(names.values())
@@ -290,7 +293,7 @@ class Disk(Storage):
             _flatten(Path(target.folder))
 
     def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:  # noqa: ARG002 - every file is read
-        """Fsync every file while it is read for its checksum."""
+        """Fsync every file, and read it for its checksum."""
         folder = Path(target.folder)
         _name_files(folder, target.prefix)
 
@@ -318,14 +321,14 @@ class Disk(Storage):
         schema: Sequence[Sequence[str]],
         given: Given,
         options: Json,
-        within: Within | None = None,  # noqa: ARG002 - Spark's own reader skips by what is asked of the frame
+        within: Within | None = None,  # noqa: ARG002 - Spark pushes the caller's own filter down
     ) -> Any:  # noqa: ANN401 - a DataFrame
         """Let Spark's own reader read."""
         reader = spark.read.format("parquet").options(**options)
         return spark_frames.listed(spark, reader, files, schema, given).drop(spark_frames.FILE)
 
     def at_hand(self, files: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
-        """Return them as they are."""
+        """Return the paths as they are."""
         return nullcontext(files)
 
 
@@ -333,7 +336,7 @@ DISK = Disk()
 
 
 def storage_of(who: str, path: str, conn_id: str | None) -> Storage:
-    """Return the storage of a path, reached by a connection unless it is a disk; ConfigError if they do not fit."""
+    """Return the storage of a path: the disk, or S3 by a connection; ConfigError if path and connection do not fit."""
     if "://" not in path:
         if conn_id is not None:
             msg = f"{who}: conn_id {conn_id!r} with a path on a disk; it is for s3://bucket/…"
@@ -345,7 +348,7 @@ def storage_of(who: str, path: str, conn_id: str | None) -> Storage:
 
 
 def writer_options(prefix: str) -> dict[str, Any]:
-    """Return what makes Spark's writer name files for their attempt, and leave out those of failed tasks."""
+    """Return the options that make Spark's writer name files for their attempt, and leave out those of failed tasks."""
     return {
         "mapreduce.output.basename": prefix,
         "mapreduce.fileoutputcommitter.algorithm.version": 1,
@@ -354,10 +357,10 @@ def writer_options(prefix: str) -> dict[str, Any]:
 
 
 def _name_files(folder: Path, prefix: str) -> None:
-    """Remove what is not data, and put revision and attempt into the names that lack them.
+    """Remove what is not data, and put revision and attempt into the file names that lack them.
 
-    Then a reader across an exchange of two revisions fails instead of mixing them (R17). Spark 4 writes the names
-    so; 3.5 cannot.
+    With them a read that goes on while two revisions are exchanged fails instead of mixing them (R17). Spark 4 writes
+    such names by itself; Spark 3.5 cannot.
     """
     strays = False
     for path, _ in list(disk.walk(folder)):
@@ -372,7 +375,7 @@ def _name_files(folder: Path, prefix: str) -> None:
 
 
 def _flatten(folder: Path) -> None:
-    """Take files out of the folders of their values: a path may be a URL to a reader, and values may be anything."""
+    """Move files out of their partition folders: some readers take a path for a URL, and a value may be anything."""
     nested = sorted(path for path, _ in disk.walk(folder) if "/" in path)
     for number, path in enumerate(nested):
         name = path.rpartition("/")[2]
@@ -383,7 +386,7 @@ def _flatten(folder: Path) -> None:
 
 @contextmanager
 def configured(spark: Any, settings: Mapping[str, str]) -> Iterator[None]:  # noqa: ANN401 - a SparkSession
-    """Give Spark some settings for a while."""
+    """Change settings of a Spark session inside a `with`."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)

@@ -1,4 +1,4 @@
-"""The target database: how it is reached, and what its errors mean."""
+"""Sessions in a target database, and what its errors mean. Called by whatever talks to PostgreSQL for a sink."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from psycopg2.extensions import connection as Session  # noqa: N812 - psycopg2's own name says nothing
     from psycopg2.sql import Composable
 
-#: A lock that is held longer is not waited for: the promotion is asked for again (R18).
+#: A session waits no longer for a lock; the promotion is tried again later (R18).
 LOCK_TIMEOUT = "10s"
-#: A promoter that was stopped inside its transaction must not hold the target's locks for ever (R18).
+#: The server ends a session that idles in a transaction: a stopped promoter must not hold locks for ever (R18).
 IDLE_TIMEOUT = "60s"
-#: What every session of ours is set to. A name without a schema is PostgreSQL's own, whatever others have put where it
-#: would be looked for; a policy of row security, which runs code of its owner's, is an error instead.
+#: The settings of all our sessions. Names without a schema are looked up among PostgreSQL's own only, so nobody can put
+#: theirs in the way. Row security that applies raises an error: a policy would run code of its author.
 SAFE = "-c search_path=pg_catalog,pg_temp -c row_security=off"
 _CONNECT_SECONDS = 10
-#: What passes by itself: connections, resources (disk full too), locks, conflicts, a server that is told to stop; a
-#: statement that a limit or a person ended; a standby that is not the primary yet.
+#: Error codes that may pass by themselves: connections, resources (also a full disk), locks, conflicts, a server that
+#: is shutting down; a statement that a timeout or a person ended; a standby that is not the primary yet.
 _PASSING = ("08", "53", "55P03", "40", "57P", "57014", "58030", "25P03", "25P04", "25006")
 _TABLE_PARTS = 2
-#: Of a longer name PostgreSQL keeps so much, without a word.
+#: The length of a name: PostgreSQL cuts a longer one without an error.
 NAME_BYTES = 63
 
 
 class TableName(NamedTuple):
-    """A table by its two names."""
+    """A table, by its schema and its name."""
 
     schema: str
     name: str
 
     def __str__(self) -> str:
-        """Read as `schema.name`."""
+        """Return `schema.name`."""
         return f"{self.schema}.{self.name}"
 
     @classmethod
@@ -59,16 +59,17 @@ class TableName(NamedTuple):
 
     @property
     def sql(self) -> Composable:
-        """Return it quoted by the driver."""
+        """Return it as SQL, quoted by the driver."""
         from psycopg2 import sql
 
         return sql.Identifier(*self)
 
 
 def dsn(conn_id: str, settings: str = "") -> str:
-    """Return how libpq reaches a database, with the settings of a session; password included, so never for showing.
+    """Return the URL by which libpq reaches a database, with session settings and the password: never print it.
 
-    Texts are UTF-8 in every session, whatever the database keeps them as: it converts them, or says that it cannot.
+    Texts are UTF-8 in every session, whatever the database's encoding: the server converts them, or says that it
+    cannot.
     """
     found = connections.required(conn_id)
     if found.conn_type not in {"postgres", "postgresql"}:
@@ -79,16 +80,16 @@ def dsn(conn_id: str, settings: str = "") -> str:
 
 
 def options(extra: Mapping[str, Any], settings: str = "") -> str:
-    """Return the settings of a session: those of the connection, and ours, which come last and count."""
+    """Return the settings of a session: those of the connection, then ours, which win."""
     return " ".join(filter(None, (str(extra.get("options", "")), settings, SAFE)))
 
 
 @contextmanager
 def session(conn_id: str) -> Iterator[Session]:
-    """Open a session that waits for no lock for long; commit is the caller's, anything else is rolled back.
+    """Open a session that gives up on a lock after a while; the caller commits, anything else is rolled back.
 
-    Each of its statements sees what was committed before it, whatever the database's default is: a marker that another
-    promoter has put in meanwhile is seen.
+    It is READ COMMITTED, whatever the database's default is: each statement sees a marker that another promoter has
+    committed meanwhile.
     """
     import psycopg2
 
@@ -112,9 +113,9 @@ def session(conn_id: str) -> Iterator[Session]:
 
 @cache
 def _cursor_class() -> type[Any]:
-    """Return a cursor to which a `%` in the name of a table or a column is no placeholder.
+    """Return a cursor class that does not take a `%` in the name of a table or a column for a placeholder.
 
-    psycopg2 looks for those in the whole statement once it has values to fill in, names included.
+    psycopg2 looks for placeholders in the whole statement, names included, if it has values to fill in.
     """
     import psycopg2.extensions
     from psycopg2 import sql
@@ -139,19 +140,19 @@ def transaction(conn_id: str) -> Iterator[Any]:
         opened.commit()
 
 
-#: What is committed has to outlive the server, whatever is usual there; for the rest of a transaction.
+#: Makes commits survive a crash of the server, whatever its default is; for the rest of a transaction.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 
 
 def commit_durably(cursor: Any) -> None:  # noqa: ANN401 - a cursor
-    """Let the commit of this transaction be on disk before it is acknowledged."""
+    """Have the commit of this transaction on disk before it is acknowledged."""
     cursor.execute(_DURABLE)
 
 
 def make_durable(cursor: Any) -> None:  # noqa: ANN401 - a cursor
-    """Let the end of this transaction make all durable that anybody committed before, loaded rows for example."""
+    """Have the commit of this transaction make durable all that others committed before: loaded rows, for example."""
     commit_durably(cursor)
-    cursor.execute("SELECT txid_current()")  # the log is written to disk by a commit that has something to tell
+    cursor.execute("SELECT txid_current()")  # only a transaction with an id writes the log to disk when it commits
 
 
 def one_line(error: BaseException) -> str:
@@ -160,7 +161,7 @@ def one_line(error: BaseException) -> str:
 
 
 def passes(error: BaseException) -> bool:
-    """Say whether an error of psycopg2's may be over by itself: the same call may succeed later."""
+    """Say whether an error of psycopg2 may pass by itself: the same call may succeed later."""
     import psycopg2
 
     code = getattr(error, "pgcode", None) or ""
@@ -170,7 +171,7 @@ def passes(error: BaseException) -> bool:
 
 
 def columns_of(cursor: Any, table: TableName) -> dict[str, str] | None:  # noqa: ANN401 - a cursor
-    """Return the columns of a table with their types; None: there is no such table."""
+    """Return the columns of a table with their types; None if there is no such table."""
     cursor.execute(
         "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",

@@ -1,4 +1,4 @@
-"""Durable and conditional steps on a POSIX file system."""
+"""Durable and atomic steps on a POSIX file system: fsync, create, rename, exchange, remove. For sinks and sources."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CHUNK = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
-#: Linux with a C library that has it; elsewhere a plain rename, which refuses a folder that is not empty.
+#: On Linux with a C library that has it; elsewhere a plain rename is used, which refuses a folder that is not empty.
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
 
 
 def fsync_folder(path: Path | str) -> None:
-    """Make the entries of a folder durable: a rename or a new file is not, until this."""
+    """Make the entries of a folder durable: only then is a rename or a new file durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -29,7 +29,7 @@ def fsync_folder(path: Path | str) -> None:
 
 
 def fsync_file(path: Path | str) -> None:
-    """Make a file durable that another wrote."""
+    """Make a file that somebody else wrote durable."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -87,7 +87,7 @@ def create(path: Path, content: bytes) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put a file in the place of another of its name, or of none: whole, durable, and in one atomic step."""
+    """Write a file in one atomic step, whole and durable, whether or not one of its name is there."""
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with new.open("wb") as file:
@@ -107,12 +107,12 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two folders change places in one atomic step; False: this file system cannot, nothing was changed."""
+    """Exchange two folders in one atomic step; False if this file system cannot: then nothing was changed."""
     return _rename_with(_RENAME_EXCHANGE, one, other)
 
 
 def can_exchange(folder: Path) -> bool:
-    """Say whether folders below this one can change places in one step; tries it."""
+    """Say whether two folders below this one can be exchanged in one step; tries it with empty ones."""
     one, other = (folder / f".{uuid.uuid4().hex}" for _ in range(2))
     one.mkdir()
     try:
@@ -126,7 +126,7 @@ def can_exchange(folder: Path) -> bool:
 
 
 def _rename_with(flag: int, source: Path, target: Path) -> bool:
-    """Rename in the way a flag of Linux says; False: it is not known here."""
+    """Rename with a flag of Linux' renameat2; False if the system or the file system does not know it."""
     if _renameat2 is None:
         return False
     if _renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag) == 0:
@@ -138,7 +138,7 @@ def _rename_with(flag: int, source: Path, target: Path) -> bool:
 
 
 def _rename_plain(source: Path, target: Path) -> None:
-    """Rename where the file system cannot refuse by itself: a folder never replaces one that has anything in it."""
+    """Rename a folder without flags; POSIX itself refuses to replace a folder that is not empty: FileExistsError."""
     try:
         source.rename(target)
     except OSError as error:
@@ -148,7 +148,7 @@ def _rename_plain(source: Path, target: Path) -> None:
 
 
 def make_folders(top: Path, folder: Path) -> None:
-    """Make a folder and those above it, down from one that is there, each durable in its own parent."""
+    """Create a folder and those above it, down from `top`, each durable in its own parent."""
     for path in reversed([folder, *folder.parents]):
         if path != top and path.is_relative_to(top) and not path.is_dir():
             path.mkdir(exist_ok=True)
@@ -170,7 +170,7 @@ def walk(folder: Path | str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def identity(path: Path | str) -> tuple[int, int] | None:
-    """Return a file's size and modification time; None: not there."""
+    """Return a file's size and modification time; None if it is not there."""
     try:
         stat = os.stat(path)  # noqa: PTH116 - 100,000 files: a Path for each costs
     except (FileNotFoundError, NotADirectoryError):
@@ -179,7 +179,7 @@ def identity(path: Path | str) -> tuple[int, int] | None:
 
 
 def entries(folder: Path) -> list[tuple[str, str]]:
-    """Return the names in a folder, with their paths; a folder that is not there is empty."""
+    """Return the names in a folder, with their paths; none if the folder does not exist."""
     try:
         with os.scandir(folder) as found:
             return [(entry.name, entry.path) for entry in found]
@@ -203,9 +203,9 @@ def folders(folder: Path | str) -> Iterator[str]:
 
 
 def remove(path: Path, graveyard: Path, name: str | None = None) -> None:
-    """Remove a file or a folder that others may still write into: first out of their reach, then for good.
+    """Remove a file or a folder that others may still write into: rename it out of their reach first.
 
-    Another sweeper may be at the same: whatever is gone is gone.
+    Another sweeper may remove the same: it is no error if something is gone.
     """
     dead = graveyard / f"{name or path.name}.{uuid.uuid4().hex}.dead"
     try:
@@ -219,7 +219,7 @@ def remove(path: Path, graveyard: Path, name: str | None = None) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder and all that is in it; what somebody else removes meanwhile is not missed."""
+    """Remove a folder and all that is in it; it is no error if somebody else removes parts of it meanwhile."""
 
     def unless_gone(_function: object, _path: str, info: tuple[object, BaseException, object]) -> None:
         if not isinstance(info[1], FileNotFoundError):

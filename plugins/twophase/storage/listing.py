@@ -1,4 +1,4 @@
-"""Which finished files a folder holds, and what each looks like."""
+"""Lists the finished files of a folder, with size and modification time. Called by sources of files and by sinks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from twophase.core.errors import ConfigError
 from twophase.storage.spark_paths import PATTERN
 
 _UNFINISHED = (".tmp", "._COPYING_")
-#: What is in `folder//name/name/` if a name is unfinished, or anything has a colon.
+#: A text `folder//name/name/` contains one of these if a name is unfinished, or anything has a colon.
 _ODD = ("/_", "/.", *(f"{end}/" for end in _UNFINISHED), ":")
-#: How many names are asked about at once: so few that Python's search for garbage does not go through them.
+#: How many names are looked at together: so few that they do not trigger Python's garbage collection.
 _BATCH = 96
 
 
@@ -27,16 +27,16 @@ def finished(root: str, below: str, who: str) -> list[InputFile]:
 
 
 def entries(root: str, below: str, who: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield the path of each finished file below a folder of the root, and how to look at it."""
+    """Yield the path of each finished file below a folder of the root, with its directory entry."""
     for batch in batches(root, below, who):
         yield from zip(*batch, strict=True)
 
 
 def batches(root: str, below: str, who: str) -> Iterator[tuple[list[str], list[os.DirEntry[str]]]]:
-    """Yield the same, many at a time.
+    """Yield the same as `entries`, in batches.
 
-    Nearly all names of a large folder are of plain finished files. Of a batch that is asked by a few searches in C, and
-    only a batch with something else in it is gone through name by name.
+    Nearly all names in a large folder are those of plain finished files. A few text searches in C tell that of a whole
+    batch; only a batch with something else in it is gone through name by name.
     """
     pending = [below]
     while pending:
@@ -62,9 +62,9 @@ def batches(root: str, below: str, who: str) -> Iterator[tuple[list[str], list[o
 
 
 def _scan(folder: str) -> Iterator[list[os.DirEntry[str]]]:
-    """Yield what is in a folder, many at a time.
+    """Yield the entries of a folder, in batches.
 
-    By the open folder a file is looked at by its name alone: the system need not go the whole path for each.
+    The folder stays open, so that a stat of a file goes by its name alone: the system need not walk the whole path.
     """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -83,7 +83,7 @@ def _plain(folder: str, names: list[str], batch: list[os.DirEntry[str]]) -> bool
 
 
 def _stats(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[tuple[str, os.stat_result]]:
-    """Look at each of those, but for what was removed since it was listed."""
+    """Yield the stat of each file, except those that were removed since they were listed."""
     for path, entry in found:
         try:
             yield path, entry.stat()
@@ -92,7 +92,7 @@ def _stats(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[tuple[str,
 
 
 def unfinished(name: str) -> bool:
-    """Say whether a file or folder of this name is not looked at."""
+    """Say whether a file or folder of this name counts as unfinished, and is skipped."""
     return name.startswith(("_", ".")) or name.endswith(_UNFINISHED)
 
 
@@ -102,7 +102,7 @@ def unreadable(folder: Path, who: str) -> ConfigError:
 
 
 def check_name(root: str, path: str, who: str) -> None:
-    """Refuse a file that Spark could not be told of."""
+    """Raise ConfigError for a file whose path Spark cannot read."""
     try:
         path.encode()
     except UnicodeEncodeError as error:

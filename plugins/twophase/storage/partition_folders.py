@@ -1,4 +1,4 @@
-"""Folders that hold one value of a column, `dt=2026-11-15`: how Spark writes them and every reader reads them."""
+"""Reads the values in partition folders such as `dt=2026-11-15`, as Spark writes them. For all that read such files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from urllib.parse import unquote
 
 from twophase.core.errors import ManifestMismatch
 
-#: What Spark calls the folder of rows without a value.
+#: The value that Spark writes in the folder's name for null.
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 def partition_values(file: str, partition_by: Sequence[str]) -> list[str | None]:
-    """Return what the folders right above a file say; Spark escapes letters that a path cannot have."""
+    """Return the values that the folders right above a file say; ManifestMismatch if they are others.
+
+    Spark escapes letters that a path cannot have.
+    """
     folders = file.split("/")[-1 - len(partition_by) : -1]
     found: list[str | None] = []
     for name, folder in zip(partition_by, folders, strict=False):

@@ -1,4 +1,4 @@
-"""Row counts of finished files: Parquet from the footer, JSON and CSV by reading."""
+"""Counts the rows of a finished file: Parquet by its footer, JSON and CSV by reading. Called when files are sealed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import IO, Any, cast
 
 FORMATS = ("parquet", "json", "csv")
-#: Of text files; Parquet compresses inside.
+#: The compressions of text files that we can read; Parquet compresses inside the file.
 COMPRESSIONS = ("none", "uncompressed", "gzip")
 
 _CHUNK = 1 << 20
@@ -35,7 +35,7 @@ def _json_rows(file: IO[bytes]) -> int:
 
 
 def _csv_rows(file: IO[bytes], options: Mapping[str, Any]) -> int:
-    """Count by reading the quotes, since a value may hold line breaks; Spark escapes quotes with a backslash."""
+    """Count rows with a CSV parser, since a value may hold line breaks; Spark escapes quotes with a backslash."""
     with io.TextIOWrapper(file, encoding=str(options.get("encoding", "utf-8")), newline="") as text:
         reader = csv.reader(
             text,

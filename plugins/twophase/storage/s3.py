@@ -1,8 +1,8 @@
-"""Files in an S3-compatible object store, reached by pyarrow here and on the executors.
+"""The storage in an S3-compatible object store, reached by pyarrow here and on the executors; for log tables.
 
-An object is there as a whole, and durable, when its PUT was answered: nothing is made durable afterwards, and nothing
-is ever renamed. Who may write there says an Airflow connection (`aws` or `s3`); its secret goes to the executors over
-Spark's own channel, and into no plan, record, command line or log.
+An object is whole and durable once its PUT is answered, so nothing needs an fsync, and nothing is ever renamed. An
+Airflow connection (`aws` or `s3`) has the credentials. Its secret goes to the executors over Spark's own channel, and
+into no plan, record, command line or log.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from twophase.storage.base import Stat
 
 SCHEME = "s3://"
-#: Requests wait for a network, not for a disk.
+#: More threads than on a disk: requests wait for the network.
 THREADS = 16
-#: What a connection's extra may have; anything else would be another identity than the one that is meant.
+#: What a connection's extra may have; others are refused, since they could mean another identity.
 _EXTRAS = frozenset({"aws_session_token", "config_kwargs", "endpoint_url", "region_name"})
 _CONFIG = frozenset({"connect_timeout", "read_timeout"})
-#: Seconds, as long as a connection says nothing else; a request that is not answered is tried three times.
+#: Timeouts in seconds, unless the connection says others; a request that is not answered is tried three times.
 _CONNECT, _READ = 5.0, 30.0
 _REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
 class Access:
-    """How to get at a store; its text shows no secret. It is pickled for the executors."""
+    """The credentials of a store, and how to reach it; its repr shows no secret. It is pickled for the executors."""
 
     endpoint: str | None = None
     region: str = _REGION
@@ -55,7 +55,7 @@ class Access:
 
     @classmethod
     def of(cls, conn_id: str) -> Access:
-        """Read a connection as Airflow's own hooks do; without a login the machine's own identity is used."""
+        """Read a connection as Airflow's own hooks do; without a login the machine's identity is used."""
         found = connections.required(conn_id)
         which = f"connection {conn_id}"
         if found.conn_type not in {"aws", "s3"}:
@@ -79,7 +79,7 @@ class Access:
         )
 
     def open(self) -> S3FileSystem:
-        """Open the store; nothing is asked yet."""
+        """Open the store; no request is made yet."""
         from pyarrow.fs import S3FileSystem
 
         return S3FileSystem(
@@ -95,7 +95,7 @@ class Access:
 
 
 class Listed(NamedTuple):
-    """What a listing says of an object; a store tells times in seconds."""
+    """What a listing says of an object; a store knows times in seconds only."""
 
     st_size: int
     st_mtime_ns: int
@@ -105,7 +105,7 @@ class S3(Storage):
     """The buckets of a store, by URLs `s3://bucket/…`."""
 
     def __init__(self, who: str, path: str | None, conn_id: str | None) -> None:
-        """Declare it, for a folder if one is known; the connection is looked up when it is first needed."""
+        """Check path and connection id; the connection is looked up when it is first needed."""
         if path is not None and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[^/#?%\s]+)+", path):
             msg = (
                 f"{who}: path {path!r}: expected a folder on a disk, or s3://bucket/folder without any of #?% or spaces"
@@ -119,7 +119,7 @@ class S3(Storage):
 
     @cached_property
     def access(self) -> Access:
-        """Return what the connection says."""
+        """Return the credentials of the connection."""
         return Access.of(self.conn_id)
 
     @cached_property
@@ -128,7 +128,7 @@ class S3(Storage):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Tell a store that is down, or refuses, from an object that is not there."""
+        """Turn errors of a store that is down, or refuses, into SinkUnavailable; a missing object is no such error."""
         try:
             yield
         except FileNotFoundError:
@@ -140,7 +140,7 @@ class S3(Storage):
     # --- folders and files -------------------------------------------------------------------------------------------
 
     def prepare(self, who: str, *folders: Where) -> None:
-        """Look whether the bucket is there: folders come with their first object."""
+        """Check that the bucket is there; folders come to be with their first object."""
         from pyarrow.fs import FileType
 
         bucket = _key(folders[0]).partition("/")[0]
@@ -151,7 +151,7 @@ class S3(Storage):
             raise ConfigError(msg)
 
     def reachable(self, folder: Where) -> bool:  # noqa: ARG002 - a folder is made by its first object
-        """Leave it to the first request."""
+        """Return True: the first request will tell."""
         return True
 
     def has(self, folder: Where) -> bool:
@@ -180,7 +180,7 @@ class S3(Storage):
         return cast("list[Any]", found)
 
     def identities(self, files: Sequence[Where]) -> list[tuple[int, int] | None]:
-        """Ask for the head of each object; its time comes in seconds."""
+        """Ask for size and time of each object; times are in seconds."""
 
         def look(path: Where) -> tuple[int, int] | None:
             with self._explained():
@@ -191,7 +191,7 @@ class S3(Storage):
             return list(pool.map(look, files))
 
     def open(self, path: Where) -> IO[bytes]:
-        """Open an object; what is read is asked for when it is read."""
+        """Open an object; bytes are requested when they are read."""
         with self._explained():
             return cast("IO[bytes]", self._files.open_input_file(_key(path)))
 
@@ -211,10 +211,10 @@ class S3(Storage):
         return state.hexdigest()
 
     def create(self, path: Where, content: bytes) -> None:
-        """Put an object unless one of other content is there.
+        """Put an object, unless one of other content is there.
 
-        The name is one attempt's own, and whoever loads it holds it to the digest in the record: one that came in
-        between would be noticed there.
+        Look and PUT are two requests, so of two writers at once the later one wins. For a manifest that is noticed when
+        it is loaded, by the digest in the record.
         """
         with suppress(FileNotFoundError):
             if self.read(path) != content:
@@ -228,7 +228,7 @@ class S3(Storage):
             stream.write(content)
 
     def remove(self, path: Where, graveyard: Where) -> None:  # noqa: ARG002 - nothing is renamed
-        """Delete an object, or all below a folder; what a late writer puts there the next sweep finds."""
+        """Delete an object, or all objects below a folder; the next sweep finds what a late writer puts there."""
         from pyarrow.fs import FileType
 
         with self._explained():
@@ -239,22 +239,22 @@ class S3(Storage):
                 self._files.delete_dir(info.path)
 
     def sync(self, files: Sequence[Where]) -> None:
-        """Do nothing: what was answered is durable."""
+        """Do nothing: an answered PUT is durable."""
 
     def url(self, path: Where) -> str:
-        """Return it as it is."""
+        """Return the URL as it is."""
         return str(path)
 
     # --- what Spark writes and reads ---------------------------------------------------------------------------------
 
     def check_options(self, who: str, options: Json) -> None:
-        """Take what pyarrow's writer has, too."""
+        """Accept `compression` only: it is all that staging by pyarrow has."""
         if strange := sorted(name for name in options if name.lower() != "compression"):
             msg = f"{who}: option {strange[0]!r}: expected compression, which is all that staging to s3:// has"
             raise ConfigError(msg)
 
     def save(self, frame: Any, target: Target) -> Mapping[str, FileFacts]:  # noqa: ANN401 - a DataFrame
-        """Let each task put its files by itself; what Spark collects is the word of the tasks that count."""
+        """Let each task put its own files; the driver collects the reports of the tasks that count."""
         writer = arrow_files.Writer(self.access.open, _key(target.folder), target)
         if target.partition_by:
             frame = frame.sortWithinPartitions(*target.partition_by)
@@ -264,7 +264,7 @@ class S3(Storage):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Say what stopped a task if it was the store."""
+        """Raise SinkUnavailable if the store stopped a task."""
         try:
             yield
         except Exception as error:
@@ -274,7 +274,7 @@ class S3(Storage):
             raise
 
     def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:
-        """Compare what the tasks said with what is there; read it all where nobody said anything."""
+        """Compare the reports of the tasks with the objects that are there; read all files if there are no reports."""
         found = dict(self.walk(target.folder))
         counts = known if known is not None else {path: None for path in found if listing.is_data(path)}
         for path in found.keys() - counts.keys():
@@ -303,7 +303,7 @@ class S3(Storage):
             return FileFacts(size, int(pq.read_metadata(file).num_rows), self.digest_file(path))
 
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
-        """Read the files as any others: their paths say the rest."""
+        """Read the files with `listed`; their paths give the columns of folders, and `checkpoint`."""
         given = {**spark_frames.given_by(folders), "checkpoint": lambda path: str(spark_frames.checkpoint_of(path))}
         return self.listed(spark, files, [*schema, ("checkpoint", "bigint")], given, {})
 
@@ -313,10 +313,10 @@ class S3(Storage):
         files: Sequence[str],
         schema: Sequence[Sequence[str]],
         given: Given,
-        options: Json,  # noqa: ARG002 - Spark's reader does not come here
+        options: Json,  # noqa: ARG002 - Spark's own reader is not used
         within: Within | None = None,
     ) -> Any:  # noqa: ANN401 - a DataFrame
-        """Let the executors read the files by pyarrow, a file at a time."""
+        """Let the executors read the files by pyarrow, one file at a time."""
         empty = spark.createDataFrame([], spark_paths.ddl(schema))
         named = [(_key(path), [value(path) for value in given.values()]) for path in files]
         if not named:
@@ -327,7 +327,7 @@ class S3(Storage):
 
     @contextmanager
     def at_hand(self, files: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Copy the files to this machine, each below the folders of its values."""
+        """Copy the files to this machine, each below its partition folders."""
         with tempfile.TemporaryDirectory(prefix="twophase-s3-") as folder:
             paths = [Path(folder, _key(path)) for path in files]
 
@@ -347,11 +347,11 @@ class S3(Storage):
     # --- what the libraries of table formats need --------------------------------------------------------------------
 
     def connections(self) -> tuple[str, ...]:
-        """Return the connection."""
+        """Return the store's connection."""
         return (self.conn_id,)
 
     def for_delta(self) -> dict[str, str]:
-        """Return the options of deltalake: an entry of the log is put only if there is none of its name."""
+        """Return the options of deltalake; `aws_conditional_put` refuses a log entry whose name exists."""
         access = self.access
         found = {
             "AWS_ENDPOINT_URL": access.endpoint,
@@ -385,7 +385,7 @@ class S3(Storage):
         return {name: value for name, value in found.items() if value is not None}
 
 
-#: How many tasks read at most: a task takes some files, one after another.
+#: The most tasks of a read; a task reads its files one after the other.
 _TASKS = 200
 
 

@@ -1,4 +1,4 @@
-"""Decided revisions of a table as one DataFrame."""
+"""Reads listed files as one DataFrame, by Spark's own reader. Called by the files sink and the storages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RevisionFiles(NamedTuple):
-    """One revision: where it lies, its files, and what the name of its folder in the table says of its rows."""
+    """One revision: its folder, its files, and the column values that the name of its folder in the table gives."""
 
     folder: Path | str
     files: list[str]
@@ -25,24 +25,24 @@ class RevisionFiles(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What the files have, and what the names of folders give, with their types."""
+    """The columns in the files, as DDL, and those that names of folders give, with their types."""
 
     written: str
     given: Mapping[str, str]
 
     @property
     def all(self) -> str:
-        """Return all of them."""
+        """Return all columns, as DDL."""
         return self.written + "".join(f", `{name}` {kind}" for name, kind in self.given.items())
 
 
 def union(
     spark: SparkSession, reader: DataFrameReader, table: Path, parts: Sequence[RevisionFiles], columns: Columns
 ) -> DataFrame:
-    """Read what stands in the table in one scan, and what was replaced since from where it was put.
+    """Read revisions in the table in one scan, and replaced ones from where they are kept.
 
-    Files are named one by one, and their names are a revision's own: if one is replaced while it is read, the read
-    fails; it never gets rows of another revision.
+    Files are listed one by one, and no two revisions share a file name. So if a revision is replaced while it is read,
+    the read fails; it never gets rows of another revision.
     """
     frames = []
     with spark_paths.listed_in_the_driver(spark):
@@ -63,12 +63,12 @@ def union(
     return first
 
 
-#: The columns that have the URL of a row's file, without its scheme, and whether it is one that was asked for.
+#: Helper columns: the URL of a row's file without its scheme, and whether that file was listed.
 FILE = "_twophase_file"
 _KNOWN = "_twophase_known"
-#: Spark writes it with one slash or three.
+#: The scheme of a file's URL; Spark writes it with one slash or three.
 _SCHEME = "^file:/+"
-#: The folder of an attempt in a file's path: its checkpoint's number.
+#: Finds the checkpoint's number in a file's path, by the folder of its attempt.
 _ATTEMPT = r"^.*/(\d{8,})\.r\d+\.a\d+\.[^/]+/"
 
 
@@ -79,7 +79,7 @@ def attempts(
     schema: Sequence[Sequence[str]],
     folders: Sequence[str],
 ) -> DataFrame:
-    """Read revisions that lie in the folders of their attempts, with the number of the checkpoint as `checkpoint`."""
+    """Read files in folders of attempts, with the number of the checkpoint in the column `checkpoint`."""
     from pyspark.sql import functions
 
     frame = listed(spark, reader, files, schema, given_by(folders))
@@ -88,12 +88,12 @@ def attempts(
 
 
 def checkpoint_of(path: str) -> int:
-    """Return the number of the checkpoint in whose attempt's folder a file lies."""
+    """Return the checkpoint's number from the path of a file in a folder of an attempt."""
     return int(re.sub(f"{_ATTEMPT}.*$", r"\1", path))
 
 
 def given_by(folders: Sequence[str]) -> dict[str, Callable[[str], str | None]]:
-    """Return how columns are read off the names of folders."""
+    """Return a function per column that reads its value from the partition folders in a path."""
 
     def value(at: int) -> Callable[[str], str | None]:
         return lambda path: partition_values(path, folders)[at]
@@ -108,9 +108,10 @@ def listed(
     schema: Sequence[Sequence[str]],
     given: Mapping[str, Callable[[str], str | None]],
 ) -> DataFrame:
-    """Read files in one scan, wherever they are; `given` says by a file's path what columns hold that it may lack.
+    """Read files in one scan, wherever they are; `given` columns get their value from the path of a file.
 
-    Spark would have the folders say so, and all files in one tree. The frame also has the file of each row.
+    Spark's own partition discovery would need all files in one tree. The DataFrame also has the file of each row, in
+    the column FILE.
     """
     from pyspark.sql import functions
 
@@ -138,7 +139,7 @@ def listed(
         functions.col(copies[name]).cast(kinds[name]).alias(name) if name in copies else functions.col(_quoted(name))
         for name, _ in schema
     ]
-    # Were a row's file called otherwise than in Spark's own list, an inner join would lose the row without a word.
+    # An inner join would silently lose rows if Spark named a file otherwise than in its own list; so raise an error.
     unknown = functions.raise_error(functions.concat(functions.lit("file not in the list: "), functions.col(FILE)))
     return (
         frame.join(functions.broadcast(known), FILE, "left")

@@ -1,4 +1,7 @@
-"""What our own code says in a task of Spark, found again in the error that Spark makes of it."""
+"""Marks our own error texts in Spark tasks, and finds them again in the error that Spark raises in the driver.
+
+Called by the rules of log tables, and when rows are loaded into PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ _SAID = re.compile(r"twophase: (.*?) :twophase", re.DOTALL)
 
 
 def say(what: str) -> str:
-    """Mark a text so that it is found in whatever Spark puts around it."""
+    """Mark a text so that `heard` finds it in whatever Spark puts around it."""
     return f"twophase: {what} :twophase"
 
 
 def stop(before: str, value: Column, after: str = "") -> Any:  # noqa: ANN401 - a Column, of no type
-    """Return a column that stops the job that needs it, and says a value."""
+    """Return a column that stops the job when it is evaluated, with an error that shows a value."""
     from pyspark.sql import functions
 
     first, last = say("\0").split("\0")
@@ -26,6 +29,6 @@ def stop(before: str, value: Column, after: str = "") -> Any:  # noqa: ANN401 - 
 
 
 def heard(text: str) -> str | None:
-    """Return what was said, in one line; None: the error is another one's."""
+    """Return the marked text in one line; None if the error is not ours."""
     found = _SAID.search(text)
     return " ".join(found[1].split()) if found else None
