@@ -1,1 +1,1 @@
-"""What files and tables look like inside: types, statistics, the logs of Delta and Iceberg."""
+"""What is inside files and log tables: types, schemas, statistics, the logs of Delta and Iceberg."""

@@ -1,4 +1,4 @@
-"""Columns in the words of Delta's log."""
+"""Converts columns and types to the JSON of Delta's log, and reads the rules in it. For the Delta sink."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from twophase.formats import spark_types
 from twophase.formats.table_rules import Rule, TypePart
 from twophase.storage.spark_paths import quoted
 
-#: Where Spark keeps that a column was declared with a length: in the log it is a string.
+#: The metadata in which Spark keeps the declared length of a column; in the log its type is string.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _LIMIT = re.compile(r"(?:var)?char\((\d+)\)")
 _NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 
 
 def schema_of(schema: Schema) -> Any:  # noqa: ANN401 - a schema of deltalake's
-    """Return columns as Delta has them."""
+    """Return columns as a schema of deltalake."""
     from deltalake import Schema as DeltaSchema
 
     return DeltaSchema.from_json(json.dumps({"type": "struct", "fields": [field_of(column) for column in schema]}))
 
 
 def field_of(column: Column) -> dict[str, Any]:
-    """Write a column as Delta's JSON has it."""
+    """Return a column as Delta's JSON."""
     return {"name": column.name, "type": type_of(spark_types.parse(column.type)), "nullable": True, "metadata": {}}
 
 
 def type_of(kind: spark_types.SparkType) -> str | dict[str, Any]:
-    """Write a type as Delta's JSON has it."""
+    """Return a type as Delta's JSON."""
     parts = dict(kind.parts)
     match kind.name:
         case "array":
@@ -50,16 +50,16 @@ def type_of(kind: spark_types.SparkType) -> str | dict[str, Any]:
             return _NAMES.get(name, name)
 
 
-# --- what the log asks of rows ---------------------------------------------------------------------------------------
+# --- the rules in the log --------------------------------------------------------------------------------------------
 
 
 def part_of(field: dict[str, Any]) -> TypePart:
-    """Return a field of Delta's JSON as what a row, or a struct, is made of."""
+    """Return a field of Delta's JSON as a part of a row or a struct."""
     return TypePart(field["name"], field["type"], not field["nullable"])
 
 
 def parts_of(kind: Any) -> Iterator[TypePart]:  # noqa: ANN401 - a type of Delta's JSON
-    """Yield what a type is made of."""
+    """Yield the parts of a type: fields, elements, keys, values."""
     if not isinstance(kind, dict):
         return
     match kind["type"]:
@@ -73,7 +73,7 @@ def parts_of(kind: Any) -> Iterator[TypePart]:  # noqa: ANN401 - a type of Delta
 
 
 def rules_of(field: dict[str, Any]) -> Iterator[Rule]:
-    """Yield what a column's metadata asks of its values."""
+    """Yield the rules that a column's metadata has for its values."""
     name, said = field["name"], field["metadata"]
     column = quoted(name)
     if expression := said.get("delta.generationExpression"):

@@ -1,4 +1,4 @@
-"""Where Iceberg tables are looked up: how a catalog is declared, and how it is reached."""
+"""Catalogs of Iceberg tables: how one is declared, and how it is reached. For the Iceberg sink and sources."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ _SQLITE = "sqlite:///"
 
 
 def declared(who: str, table: str, catalog: str | Mapping[str, str]) -> str | dict[str, str]:
-    """Return a catalog as the record keeps it: a connection's id, or its properties; ConfigError if that cannot be."""
+    """Return a catalog as the record keeps it: a connection's id, or properties; ConfigError if one is a secret.
+
+    ConfigError, too, if the table's name has no namespace.
+    """
     if not re.fullmatch(r"\w+(\.\w+)+", table):
         msg = f"{who}: expected namespace.table"
         raise ConfigError(msg)
     if isinstance(catalog, str):
         return catalog
     for name, value in catalog.items():
-        # it would be in the record for everybody to read
+        # A secret in a property would be in the record for everybody to read.
         if secret_texts.NAMES.search(name) or urlsplit(str(value)).password:
             msg = f"{who}: catalog property {name!r} is a secret; give the catalog as a connection's id"
             raise ConfigError(msg)
@@ -41,7 +44,7 @@ def declared(who: str, table: str, catalog: str | Mapping[str, str]) -> str | di
 
 
 def client(who: str, catalog: str | Mapping[str, str], storage: Storage) -> Catalog:
-    """Return the catalog of tables in a storage; it connects when it is first asked."""
+    """Return the client of a catalog, with the options of the storage that its tables are in."""
     from pyiceberg.catalog import load_catalog
 
     found = _connected(who, catalog) if isinstance(catalog, str) else dict(catalog)
@@ -51,7 +54,7 @@ def client(who: str, catalog: str | Mapping[str, str], storage: Storage) -> Cata
 
 
 def _connected(who: str, conn_id: str) -> dict[str, str]:
-    """Return a catalog's properties from its connection; only whoever looks up a table needs them."""
+    """Return a catalog's properties from its connection, secrets included."""
     found = connections.required(conn_id)
     extra = {name: str(value) for name, value in found.extra.items()}
     if found.conn_type == "postgres":

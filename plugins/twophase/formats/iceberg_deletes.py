@@ -1,4 +1,4 @@
-"""Iceberg's delete files: rows that engines take out of data files without rewriting them."""
+"""Iceberg's delete files, by which engines take rows out of data files without rewriting them. For sink and source."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def entries(table: IcebergTable, *, deletes: bool) -> Iterator[ManifestEntry]:
 
 
 def by_value(entry: ManifestEntry) -> bool:
-    """Say whether a delete file takes out rows by their values, wherever they are."""
+    """Say whether a delete file takes out rows by their values (an equality delete)."""
     from pyiceberg.manifest import DataFileContent
 
     return entry.data_file.content == DataFileContent.EQUALITY_DELETES
 
 
 def reduced(table: IcebergTable, files: Iterable[ManifestEntry]) -> Iterator[str]:
-    """Yield the paths of those data files that delete files take rows out of, or may: values are not compared."""
+    """Yield the paths of the data files that delete files take rows out of, or may: values are not compared."""
     found = list(entries(table, deletes=True))
     if not found:
         return
@@ -55,7 +55,7 @@ def reduced(table: IcebergTable, files: Iterable[ManifestEntry]) -> Iterator[str
 
 
 def _same_partition(table: IcebergTable, delete: DataFile, file: DataFile) -> bool:
-    """Say whether a delete file is for the partition of a data file; one without partitions is for all."""
+    """Say whether a delete file applies to the partition of a data file; one without partitions applies to all."""
     if not table.specs()[delete.spec_id].fields:
         return True
     return bool(delete.spec_id == file.spec_id and delete.partition == file.partition)

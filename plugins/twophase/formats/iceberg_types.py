@@ -1,4 +1,4 @@
-"""Columns and partitions in the words of Iceberg, and back in Spark's."""
+"""Converts columns, types and partitions between Spark and Iceberg. For the Iceberg sink and for table versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twophase.core.manifest import Schema, widens
 from twophase.formats import spark_types
 from twophase.formats.table_rules import TypePart
 
-#: The name of an Iceberg type for each of Spark's; there is none for the smallest numbers.
+#: Spark's type → Iceberg's; there is none for tinyint and smallint.
 _NAMES = {
     "boolean": "boolean", "int": "int", "bigint": "long", "float": "float", "double": "double", "string": "string",
     "binary": "binary", "date": "date", "timestamp": "timestamptz", "timestamp_ntz": "timestamp",
@@ -19,7 +19,7 @@ _FROM = {iceberg: spark for spark, iceberg in _NAMES.items()}
 
 
 def schema_of(schema: Schema) -> Any:  # noqa: ANN401 - a schema of pyiceberg's
-    """Return columns as Iceberg has them."""
+    """Return columns as a schema of pyiceberg."""
     from pyiceberg.schema import Schema as IcebergSchema
     from pyiceberg.types import NestedField
 
@@ -32,7 +32,7 @@ def schema_of(schema: Schema) -> Any:  # noqa: ANN401 - a schema of pyiceberg's
 
 
 def spec_of(schema: Any, partition_by: list[str]) -> Any:  # noqa: ANN401 - pyiceberg's
-    """Return the partitions by columns of a schema, as they are."""
+    """Return the partition spec by the values of these columns (identity)."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import IdentityTransform
 
@@ -46,7 +46,7 @@ def spec_of(schema: Any, partition_by: list[str]) -> Any:  # noqa: ANN401 - pyic
 
 
 def type_of(kind: spark_types.SparkType, ids: Iterator[int]) -> Any:  # noqa: ANN401 - a type of pyiceberg's
-    """Make a type of Iceberg's; the ids are only told apart, a catalog gives its own."""
+    """Return a type of Spark as one of pyiceberg; ids only have to differ, the catalog assigns its own."""
     from pyiceberg import types as iceberg
 
     parts = dict(kind.parts)
@@ -72,7 +72,7 @@ def type_of(kind: spark_types.SparkType, ids: Iterator[int]) -> Any:  # noqa: AN
 
 
 def promotes(before: str, after: str) -> bool:
-    """Say whether Iceberg lets a column's type become a wider one; it has none of the smallest numbers."""
+    """Say whether Iceberg lets a column's type become the other, wider one; it has no tinyint and smallint."""
     return {before, after}.isdisjoint({"tinyint", "smallint"}) and widens(before, after)
 
 
@@ -88,7 +88,7 @@ def _primitive(name: str) -> Any:  # noqa: ANN401 - a type of pyiceberg's
 
 
 def simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
-    """Write a type of Iceberg's as Spark's own short text."""
+    """Return a type of Iceberg as Spark's short text."""
     from pyiceberg import types as iceberg
 
     if isinstance(kind, iceberg.ListType):
@@ -103,7 +103,7 @@ def simple(kind: Any) -> str:  # noqa: ANN401 - a type of pyiceberg's
 
 
 def parts_of(kind: Any) -> Iterator[TypePart]:  # noqa: ANN401 - a type of pyiceberg's
-    """Yield what a type is made of, and what of it is required."""
+    """Yield the parts of a type, and whether each is required."""
     from pyiceberg import types as iceberg
 
     match kind:
@@ -117,7 +117,7 @@ def parts_of(kind: Any) -> Iterator[TypePart]:  # noqa: ANN401 - a type of pyice
 
 
 def optional(schema: Any) -> Any:  # noqa: ANN401 - a schema of pyiceberg's
-    """Return the same schema with nothing required: Spark's files do not say what their rows were held to."""
+    """Return the same schema with no field required: Spark's files have all columns as optional."""
     from pyiceberg.schema import Schema as IcebergSchema
 
     return IcebergSchema(*_optional(schema.as_struct()).fields, schema_id=schema.schema_id)

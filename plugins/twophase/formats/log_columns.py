@@ -1,4 +1,4 @@
-"""Which columns a log table may have."""
+"""Checks the names and types of a log table's columns. Called by the sinks of log tables, before rows are staged."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from twophase.core.errors import ConfigError
 from twophase.core.manifest import Schema
 from twophase.formats import spark_types
 
-#: What the names of folders can say, and every reader reads alike.
+#: Types whose values can be in the names of folders, and that every reader reads alike.
 PARTITION_TYPES = frozenset({"string", "date", "boolean", "tinyint", "smallint", "int", "bigint"})
-#: The column that a read by the record adds.
+#: The column that reads by the record add.
 CHECKPOINT = "checkpoint"
 
 
 def check_partitions(who: str, partition_by: Sequence[str]) -> None:
-    """Refuse, when declared, names that a partition column cannot have."""
+    """Raise ConfigError for names that a partition column cannot have; called when the sink is declared."""
     for name in partition_by:
         if name.startswith(("_", ".")) or spark_types.FORBIDDEN & set(name) or name == CHECKPOINT:
             msg = f"{who}: partition_by {name!r}: a partition column cannot have this name"
@@ -28,7 +28,7 @@ def check_partitions(who: str, partition_by: Sequence[str]) -> None:
 def check(
     which: str, schema: Schema, partition_by: Sequence[str], kind: Callable[[spark_types.SparkType], object]
 ) -> None:
-    """Refuse a schema that a table cannot have; `kind` raises ValueError for a type that its format has not."""
+    """Raise ConfigError for a schema that a table cannot have; `kind` raises ValueError for a type it does not know."""
     there = dict(schema)
     for column in schema:
         try:

@@ -1,4 +1,4 @@
-"""What the libraries of Delta and Iceberg raise, sorted by what promoters and sources should do about it."""
+"""Sorts errors of the libraries of Delta and Iceberg by what the caller, a promoter or a source, should do next."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _DECORATION = re.compile(r"\x1b\[\d*m|↳")
 
 
 class Conflict(Exception):
-    """Another writer was faster: nothing was changed, look again."""
+    """Another writer was faster: nothing was changed, start over."""
 
 
 class Trouble(Exception):
-    """The table did not answer, or not well: only the marker tells what happened."""
+    """The table did not answer, or not properly: only the marker tells what happened."""
 
 
 @contextmanager
 def delta_explained() -> Iterator[None]:
-    """Sort what the library raises by what a promoter should do about it."""
+    """Turn errors of deltalake into Conflict, Refused or Trouble."""
     from deltalake.exceptions import (
         CommitFailedError,
         DeltaError,
@@ -44,20 +44,20 @@ def delta_explained() -> Iterator[None]:
 
 
 def delta_line(error: Exception) -> str:
-    """Return what went wrong, and the cause of its causes: the library writes a line for each, in colours."""
+    """Return the first and the last line of an error: the library writes one for each cause, in colours."""
     first, *causes = [_DECORATION.sub("", line).strip() for line in str(error).strip().split("\n")]
     return f"{first}: {causes[-1]}" if causes else first
 
 
 @contextmanager
 def iceberg_explained() -> Iterator[None]:
-    """Sort what the library raises by what a promoter should do about it."""
+    """Turn errors of pyiceberg and its catalogs into Conflict, Refused or Trouble."""
     from pyiceberg import exceptions
     from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
     try:
         yield
-    except (exceptions.CommitFailedException, IntegrityError) as error:  # the latter: two make one namespace at once
+    except (exceptions.CommitFailedException, IntegrityError) as error:  # the latter: two create one namespace at once
         raise Conflict(iceberg_line(error)) from _cause(error)
     except (exceptions.ValidationError, exceptions.ValidationException) as error:
         raise Refused(iceberg_line(error)) from _cause(error)
@@ -66,11 +66,11 @@ def iceberg_explained() -> Iterator[None]:
 
 
 def iceberg_line(error: Exception) -> str:
-    """Return what went wrong: the first line, without a secret that a catalog repeats."""
+    """Return the first line of an error, without secrets that a catalog repeats in it."""
     return without_secrets(str(error).strip().partition("\n")[0])
 
 
 def _cause(error: Exception) -> Exception | None:
-    """Return an error, unless a catalog has repeated a secret in it: who prints the causes would show it."""
+    """Return the error, or None if a catalog repeats a secret in it: a printed traceback would show it."""
     text = str(error)
     return error if without_secrets(text) == text else None

@@ -1,4 +1,4 @@
-"""The columns of a Parquet file as Spark knows them: for sinks that take in files, and for sources that read tables."""
+"""Reads the columns of a Parquet file, with Spark's types. For sinks that take in files, and for table versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from twophase.core.manifest import Column, Schema
 
-#: Where Spark's own writer leaves the schema as it knows it.
+#: The metadata in which Spark's own writer leaves its schema.
 _SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 _ARROW = {
     "bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "float": "float",
@@ -16,7 +16,7 @@ _ARROW = {
 
 
 def columns(file: Any) -> Schema:  # noqa: ANN401 - a path, or an open file
-    """Return the columns of a Parquet file, as Spark knows them if it wrote it."""
+    """Return the columns of a Parquet file: as Spark's writer says if it wrote the file, else from Arrow's types."""
     import pyarrow.parquet as pq
 
     found = pq.read_schema(file)
@@ -27,7 +27,7 @@ def columns(file: Any) -> Schema:  # noqa: ANN401 - a path, or an open file
 
 
 def simple(kind: Any) -> str:  # noqa: ANN401 - Spark's JSON: a name, or an object
-    """Write a type of Spark's JSON, which is Delta's too, as Spark's own short text."""
+    """Return a type of Spark's JSON, which Delta uses too, as Spark's short text."""
     if isinstance(kind, str):
         return {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}.get(kind, kind)
     match kind["type"]:
@@ -43,7 +43,7 @@ def simple(kind: Any) -> str:  # noqa: ANN401 - Spark's JSON: a name, or an obje
 
 
 def _from_arrow(kind: Any) -> str:  # noqa: ANN401 - a pyarrow type
-    """Write a type of Arrow's as Spark reads it from Parquet."""
+    """Return a type of Arrow as the type that Spark reads from Parquet."""
     import pyarrow.types as is_
 
     if is_.is_decimal(kind):

@@ -1,6 +1,6 @@
-"""What a Parquet file's footer says of its columns, as Delta's log has it: then readers skip files by their predicates.
+"""Reads column statistics from a Parquet footer, for Delta's log: by them readers skip files. For the Delta sink.
 
-A bound that is too narrow would hide rows, so whatever is in doubt is left out: readers take that for unknown.
+A bound that is too narrow would hide rows, so whatever is in doubt is left out: readers take it as unknown.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from twophase.core.manifest import Schema
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-#: Of how many columns: what Delta's own writers have by default.
+#: The number of columns that get statistics: the default of Delta's own writers.
 COLUMNS = 32
-#: Longer texts are no bounds that anybody looks for.
+#: The longest text that is used as a bound: longer ones are of no use to readers.
 LETTERS = 32
-#: Types whose bounds mean the same to every reader: not floats, among which NaN has a place in Spark and none in Arrow.
+#: Number types whose bounds mean the same to every reader; not floats: Spark orders NaN, Arrow leaves it out.
 _WHOLE = frozenset({"tinyint", "smallint", "int", "bigint"})
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 def of(metadata: FileMetaData, schema: Schema) -> dict[str, Any]:
-    """Return the bounds and the numbers of nulls of a file's first columns."""
+    """Return the bounds and the null counts of a file's first columns."""
     places = {metadata.schema.column(at).path: at for at in range(metadata.num_columns)}
     found: dict[str, Any] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for name, kind in schema[:COLUMNS]:
@@ -41,17 +41,17 @@ def of(metadata: FileMetaData, schema: Schema) -> dict[str, Any]:
 
 
 def _bound(found: dict[str, Any], name: str, kind: str, parts: Iterable[Any]) -> None:
-    """Add the bounds of one column, if its type has some."""
+    """Add the bounds of one column, if its type can have them."""
     try:
         low, high = min(part.min for part in parts), max(part.max for part in parts)
-    except (ValueError, OverflowError):  # a time that Python does not have
+    except (ValueError, OverflowError):  # a time outside of Python's range
         return
     if (least := _least(low, kind)) is not None and (most := _most(high, kind)) is not None:
         found["minValues"][name], found["maxValues"][name] = least, most
 
 
 def _least(value: Any, kind: str) -> Any:  # noqa: ANN401 - whatever a column has
-    """Write a lower bound; None: there is none for this type."""
+    """Return a lower bound as the log has it; None if there is none for this type or value."""
     if kind in _WHOLE and isinstance(value, int):
         return value
     if kind == "string" and isinstance(value, str) and len(value) <= LETTERS:
@@ -64,7 +64,7 @@ def _least(value: Any, kind: str) -> Any:  # noqa: ANN401 - whatever a column ha
 
 
 def _most(value: Any, kind: str) -> Any:  # noqa: ANN401 - likewise
-    """Write an upper bound; the log has milliseconds, so a time is rounded up."""
+    """Return an upper bound as the log has it; the log has milliseconds, so a time is rounded up."""
     if isinstance(value, datetime) and value.microsecond % 1000:
         value += _MILLISECOND
     return _least(value, kind)

@@ -1,23 +1,23 @@
-"""Spark's types as trees: what a manifest says of a column, for formats that have types of their own."""
+"""Parses Spark's types, as a manifest has them, into trees: for conversion into the types of Delta and Iceberg."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-#: Types that are made of nothing.
+#: Types without parts.
 PLAIN = frozenset({
     *("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary"),
     *("date", "timestamp", "timestamp_ntz"),
 })  # fmt: skip
-#: What a name cannot have: table formats refuse the first ones, and the last ones are the text's own.
+#: Letters that a name cannot have: table formats refuse most of them, and `:<>` are used in the text of a type.
 FORBIDDEN = frozenset(" ,;{}()\n\t=:<>")
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
 class SparkType(NamedTuple):
-    """A type: its name, the numbers of a decimal, and what it is made of, each part with its name."""
+    """A type: its name, precision and scale of a decimal, and its parts, each with a name."""
 
     name: str
     numbers: tuple[int, ...] = ()
@@ -25,7 +25,7 @@ class SparkType(NamedTuple):
 
 
 def parse(text: str) -> SparkType:
-    """Read a type as Spark writes it; ValueError names what no table format has."""
+    """Parse a type as Spark writes it; ValueError names a type that no table format has."""
     if text in PLAIN:
         return SparkType(text)
     if match := _DECIMAL.fullmatch(text):
@@ -44,7 +44,7 @@ def parse(text: str) -> SparkType:
 
 
 def check_name(name: str) -> str:
-    """Return a column's name; ValueError if table formats, or the text of a type, cannot have it."""
+    """Return a column's name; ValueError if it has a letter that names cannot have."""
     if not name or FORBIDDEN & set(name):
         msg = f"name {name!r}"
         raise ValueError(msg)
@@ -52,7 +52,7 @@ def check_name(name: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Split at the commas that are in no brackets."""
+    """Split a text at the commas outside of brackets."""
     found, depth = [""], 0
     for letter in text:
         depth += (letter in "<(") - (letter in ">)")

@@ -1,8 +1,9 @@
-"""What a log table asks of its rows, seen to by Spark while they are staged.
+"""The rules that a log table has for its rows (NOT NULL, constraints): Spark checks them while rows are staged.
 
-The libraries that commit to Delta and Iceberg tables look at no row. So Spark does, in the very job that writes the
-rows: one that breaks a rule stops the job, and nothing is voted for. Which rules those were is in the handle; a table
-that has others by the time of the vote, or of the promotion, does not get the rows.
+Called by the sinks of log tables. The libraries that commit to Delta and Iceberg tables do not look at rows. So Spark
+does, in the very job that writes them: a row that breaks a rule stops the job, and nothing is voted for. The handle
+keeps the rules that were checked. If the table has another rule by the time of the vote or of the promotion, it does
+not get the rows.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ _SHOWN = 300
 
 
 class Rule(NamedTuple):
-    """One rule: how the table calls it, and what must be true of each row, in Spark's SQL."""
+    """One rule: its name in the table, and the condition for each row, in Spark's SQL."""
 
     name: str
     condition: str
 
 
 class TypePart(NamedTuple):
-    """What a type is made of: a field by its name, or the elements, keys or values of a collection."""
+    """A part of a type: a field, or the elements, keys or values of a collection."""
 
     name: str
     of: Any
     required: bool
-    #: The function that makes a collection of it an array; None: it is a field.
+    #: The SQL function that returns these parts of a collection as an array, "" for an array; None: it is a field.
     array: str | None = None
 
 
@@ -53,7 +54,7 @@ def not_null(parts: Iterable[TypePart], parts_of: Callable[[Any], Iterable[TypeP
 def _required(
     part: TypePart, value: str, parts_of: Callable[[Any], Iterable[TypePart]], depth: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield what in a value must not be null, each with the condition that it is not."""
+    """Yield the path of each part of a value that must not be null, with the condition that it is not."""
     if part.required:
         yield part.name, f"{value} IS NOT NULL"
     for inner in parts_of(part.of):
@@ -65,21 +66,21 @@ def _required(
 
 
 def placed(schema: Schema, rules: Iterable[Rule]) -> dict[str, Any]:
-    """Return what a handle says of a table's rules: nothing where there are none."""
+    """Return a table's rules, and its columns, for the handle; empty if there are no rules."""
     found = [list(rule) for rule in rules]
     return {"rules": found, "columns": [list(column) for column in schema]} if found else {}
 
 
 def unmet(handle: Json, rules: Iterable[Rule]) -> str | None:
-    """Return the name of a rule that the staged rows were not held to; None: there is none."""
+    """Return the name of a rule that the staged rows were not checked by; None if there is none."""
     met = {Rule(*rule) for rule in handle.get("rules", {}).get("rules", ())}
     return next((rule.name for rule in rules if rule not in met), None)
 
 
 def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
-    """Return the frame; a row that breaks one of the rules stops the job that writes it.
+    """Return the DataFrame with the rules' checks in it: a row that breaks a rule stops the job that writes it.
 
-    A column that the table has and the frame lacks is null in every row, as it will be in the table.
+    A column that the table has and the DataFrame lacks counts as null in every row, as it will be in the table.
     """
     from pyspark.sql import functions
 
@@ -105,7 +106,7 @@ def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
 
 @contextmanager
 def _explained(which: str) -> Iterator[None]:
-    """Say that a rule is in no language of Spark's: another engine wrote it."""
+    """Raise ConfigError if Spark cannot parse a rule: another engine may have written it."""
     from pyspark.errors import PySparkException
 
     try:
@@ -118,7 +119,7 @@ def _explained(which: str) -> Iterator[None]:
 
 @contextmanager
 def told(which: str) -> Iterator[None]:
-    """Turn the end of a job by a broken rule into words."""
+    """Raise BadValue if a broken rule stopped the job."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,7 @@
-"""What a log table holds at one version: its files, as plain Parquet, and the columns that they do not have.
+"""Reads which files a log table has at one version, with their partition values. The interval source calls it at begin.
 
-Delta's log and Iceberg's metadata are read here, at begin; Spark is told the list and needs no runtime of theirs.
+Delta's log and Iceberg's metadata are read here. Spark gets a list of plain Parquet files, and needs no runtime of
+Delta or Iceberg.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
     from pyiceberg.table import Table as IcebergTable
 
-#: What a Delta table may ask of its readers, because it asks nothing of those who read whole files.
+#: The reader features that we accept: they ask nothing of a reader of whole files.
 _FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 _EPOCH = date(1970, 1, 1)
 
-#: Engines have names of their own for the same place.
+#: The URL schemes that engines use for the same place in S3.
 _S3 = frozenset({"s3", "s3a", "s3n"})
 
 Values = list[str | None]
@@ -43,15 +44,15 @@ class Version(NamedTuple):
 
     version: str
     schema: Schema
-    #: The columns that the log knows, whatever the files have.
+    #: The columns whose values come from the log, whatever the files have.
     partition_by: list[str]
-    #: What each file may be called below the table's root, with its partition's values.
+    #: The possible names of each file below the table's root, with its partition values.
     files: list[tuple[Names, Values]]
 
     def fixed(self, who: str, root: str, storage: Storage) -> Input:
-        """Look at the files, and return what a revision reads; a vacuum, or an expiry, may have removed some.
+        """Look at the files, and return the input of a revision; InputMissing if a vacuum or an expiry removed one.
 
-        The record keeps values only of those files whose folders do not say them.
+        The record keeps partition values only for files whose folders do not say them.
         """
         found: list[InputFile] = []
         given: dict[str, Values] = {}
@@ -76,7 +77,7 @@ class Version(NamedTuple):
 
 
 def _there(root: str, storage: Storage, files: Sequence[Names]) -> list[tuple[str, tuple[int, int] | None]]:
-    """Return under which of its names each file is there, and what it is known by."""
+    """Return for each file the name under which it exists, with its size and modification time."""
     first = storage.identities([f"{root}/{names[0]}" for names in files])
     found = [(names[0], one) for names, one in zip(files, first, strict=True)]
     others = [at for at, (_, one) in enumerate(found) if one is None and len(files[at]) > 1]
@@ -88,7 +89,7 @@ def _there(root: str, storage: Storage, files: Sequence[Names]) -> list[tuple[st
 
 
 def values_of(fixed: Json, path: str) -> Values:
-    """Return the partition values of a file of a fixed version."""
+    """Return the partition values of a file of a recorded version."""
     found: Values | None = fixed["values"].get(path)
     return partition_values(path, fixed["partition_by"]) if found is None else found
 
@@ -105,7 +106,7 @@ def _refuse(who: str, what: str) -> ConfigError:
 
 
 def _checked(who: str, schema: Schema, partition_by: Sequence[str]) -> Schema:
-    """Return the columns, if Spark reads them from Parquet as they are."""
+    """Return the columns; ConfigError if Spark cannot read one of them from Parquet as it is."""
     for name, kind in schema:
         try:
             spark_types.parse(kind)
@@ -122,7 +123,7 @@ def _checked(who: str, schema: Schema, partition_by: Sequence[str]) -> Schema:
 
 
 def delta(root: str, storage: Storage, who: str) -> Version | None:
-    """Read the newest version of a Delta table; None: there is no table. Trouble if it cannot be said."""
+    """Read the newest version of a Delta table; None if there is no table; Trouble if nobody can tell."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
@@ -150,18 +151,18 @@ def _newest(table: DeltaTable, who: str) -> Version:
 
 
 def _added(table: DeltaTable, partition_by: Sequence[str]) -> Iterator[tuple[Names, Values]]:
-    """Yield the files of a table with their partition's values, as texts."""
+    """Yield the files of a table with their partition values, as texts."""
     import pyarrow as pa
 
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         encoded = action["path"]
-        path = unquote(encoded)  # the log has URLs, but for some writers'
+        path = unquote(encoded)  # paths in the log are URL-encoded, but some writers do not encode them
         found = (action[f"partition.{name}"] for name in partition_by)
         yield (path,) if path == encoded else (path, encoded), [_text(value) for value in found]
 
 
 def _text(value: object) -> str | None:
-    """Write a partition's value as Delta does; an empty text is none."""
+    """Return a partition value as Delta writes it; an empty text counts as null."""
     if value is None or value == "":
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -171,7 +172,7 @@ def _text(value: object) -> str | None:
 
 
 def iceberg(catalog: Callable[[], Catalog], name: str, storage: Storage, who: str) -> Version | None:
-    """Read the current snapshot of an Iceberg table; None: there is no table. Trouble if it cannot be said."""
+    """Read the current snapshot of an Iceberg table; None if there is no table; Trouble if nobody can tell."""
     from pyiceberg.exceptions import NoSuchTableError
 
     from twophase.formats.log_errors import iceberg_explained
@@ -187,7 +188,7 @@ def _current(table: IcebergTable, storage: Storage, who: str) -> Version:
     from twophase.formats.iceberg_deletes import by_value, entries
     from twophase.formats.iceberg_types import simple
 
-    if table.metadata.format_version > 2:  # noqa: PLR2004 - the newest whose files are all there is
+    if table.metadata.format_version > 2:  # noqa: PLR2004 - from version 3 on, files alone do not give the rows
         raise _refuse(who, f"the table has format-version {table.metadata.format_version}")
     schema = table.schema()
     _check_history(table, schema, who)
@@ -211,7 +212,7 @@ def _current(table: IcebergTable, storage: Storage, who: str) -> Version:
 
 
 def _planned(task: FileScanTask, storage: Storage, who: str) -> str:
-    """Return the path of a file of a snapshot, if its rows are just those in it."""
+    """Return the path of a file of a snapshot; ConfigError if it is no Parquet, or has deleted rows."""
     path = str(task.file.file_path)
     for delete in task.delete_files:
         raise _refuse(who, f"file {path} has rows that delete file {delete.file_path} takes out")
@@ -228,7 +229,7 @@ def _planned(task: FileScanTask, storage: Storage, who: str) -> str:
 
 
 def _iceberg_text(value: Any, kind: str) -> str | None:  # noqa: ANN401 - a partition's
-    """Write a partition's value; Iceberg has dates as days since 1970."""
+    """Return a partition value as text; Iceberg has dates as days since 1970."""
     if value is not None and kind == "date" and not isinstance(value, date):
         return (_EPOCH + timedelta(days=value)).isoformat()
     if value is None:
@@ -237,7 +238,7 @@ def _iceberg_text(value: Any, kind: str) -> str | None:  # noqa: ANN401 - a part
 
 
 def _identities(table: IcebergTable, spec_id: int) -> list[tuple[str, int]]:
-    """Return the columns that files are partitioned by as they are, and where their values are."""
+    """Return the columns that files are partitioned by (identity), and the position of each in the partition."""
     fields = {field.field_id: field.name for field in table.schema().fields}
     parts = enumerate(table.specs()[spec_id].fields)
     return [
@@ -248,7 +249,7 @@ def _identities(table: IcebergTable, spec_id: int) -> list[tuple[str, int]]:
 
 
 def _check_history(table: IcebergTable, schema: IcebergSchema, who: str) -> None:
-    """Refuse a table whose older files have a column under another name or type: Parquet knows columns by name."""
+    """Refuse a table where a column had another name or type before: plain Parquet knows columns by name."""
     now = {number: (schema.find_column_name(number), schema.find_type(number)) for number in schema.field_ids}
     names = {name: number for number, (name, _) in now.items()}
     for older in table.schemas().values():
