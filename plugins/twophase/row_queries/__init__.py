@@ -1,1 +1,1 @@
-"""Rows that audits and comparisons ask about, wherever they are: files by DuckDB, tables by their database."""
+"""Queries over rows, for audits and comparisons: over files by DuckDB, over tables by their own database."""

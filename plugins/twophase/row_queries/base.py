@@ -1,4 +1,4 @@
-"""What audits and comparisons ask of staged or committed rows, wherever these are: in files, or in a database."""
+"""The interface by which audits and comparisons query staged or committed rows, in files or in a database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """What answers queries over rows that it knows by names; its dialect is its own."""
+    """Answers queries over several sets of rows, each under a name; the SQL dialect is its own."""
 
     def types(self, view: str) -> dict[str, str]:
         """Return the type of each column, by its name in lower case."""
 
     def keep(self, name: str, select: str) -> None:
-        """Put the answer to a query aside, under a name."""
+        """Keep the result of a query under a name."""
 
     def value(self, query: str) -> Any:  # noqa: ANN401 - whatever the query asks for
         """Return the first column of a query's first row."""
@@ -30,7 +30,7 @@ class Session(Protocol):
 
 
 class RowSet(Protocol):
-    """Some rows, by a name that queries give them; what was opened for them is closed at the end."""
+    """A set of rows, under a name for queries; leaving its `with` closes what was opened."""
 
     name: str
     schema: tuple[Column, ...]
@@ -58,10 +58,10 @@ class RowSet(Protocol):
         """Return the rows in DuckDB, for functions of the user's own."""
 
     def nothing(self) -> RowSet:
-        """Return no rows, with the same columns."""
+        """Return an empty set of rows with the same columns."""
 
     def beside(self, old: Any) -> AbstractContextManager[Session]:  # noqa: ANN401 - rows of the same kind
-        """Ask for these rows as `new` and others of their kind as `old`."""
+        """Open a session that knows these rows as `new`, and others of the same kind as `old`."""
 
     def __enter__(self) -> Self:
         """Return itself."""

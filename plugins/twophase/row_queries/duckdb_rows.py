@@ -1,7 +1,7 @@
-"""Data files that Spark wrote, as a view in DuckDB: read only, and nothing besides these files.
+"""Queries over data files that Spark wrote, by a DuckDB that can read these files and nothing else.
 
-The view has the columns of the manifest with Spark's types, partition columns from the folders' names, and the columns
-of folders further up as constants. Times are in UTC.
+Sinks of files return it to audits and comparisons. The view has the columns of the manifest with Spark's types,
+partition columns from the names of folders, and the columns of folders further up as constants. Times are in UTC.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from twophase.storage.partition_folders import partition_values
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
-#: A value may be this long in a text format; DuckDB would stop at 2 MB of CSV.
+#: The longest line of CSV in bytes; DuckDB's default is 2 MB.
 _LONGEST_LINE = 16_000_000
 #: Options of Spark's writer that make text which DuckDB would read as something else.
 _UNREADABLE = {
@@ -36,14 +36,14 @@ _TYPES = {
     "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "binary": "BLOB", "date": "DATE",
     "timestamp": "TIMESTAMP WITH TIME ZONE", "timestamp_ntz": "TIMESTAMP",
 }  # fmt: skip
-#: Types of constants that no schema names; any other is a text.
+#: Spark's types of constants that are not in the schema; any other is a string.
 _CONSTANTS = {bool: "boolean", int: "bigint", float: "double", date: "date", datetime: "timestamp"}
-#: Types whose values are short and JSON has, too.
+#: Types whose values are short and have a counterpart in JSON.
 _SHOWN = {"BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FLOAT", "DOUBLE"}
 
 
 class DuckDBRows:
-    """The rows of some data files. DuckDB is started when they are first asked for, and closed at the end."""
+    """The rows of some data files. The first query starts DuckDB, leaving the `with` closes it."""
 
     def __init__(  # noqa: PLR0913 - what it takes to read a sink's files
         self,
@@ -61,9 +61,9 @@ class DuckDBRows:
     ) -> None:
         """Describe the files: absolute paths, the manifest's schema, and the sink's format, options and partitions.
 
-        What Spark's readers skip is skipped: files whose names start with `_` or a dot. `constants` are columns whose
-        value no file has, such as those of a slot's folder. `mixed` is for files that are not of one write, so that
-        some may lack a column. `at_hand` gives local paths of files that are elsewhere, for as long as DuckDB is open.
+        Files whose names start with `_` or a dot are skipped, as Spark's readers do. `constants` are columns whose
+        value is in no file, such as those of a slot's folder. `mixed` is for files of several writes, some of which may
+        lack a column. `at_hand` provides local paths of files that are elsewhere, for as long as DuckDB is open.
         """
         self.files = [file for file in map(str, files) if not file.rpartition("/")[2].startswith(("_", "."))]
         self.format = format
@@ -80,7 +80,7 @@ class DuckDBRows:
         self._check_options()
 
     def _schema(self, schema: Sequence[Sequence[str]]) -> tuple[Column, ...]:
-        """Return every column; one that only the folders have is a text unless its value says more."""
+        """Return every column; one that is in folders only is a string, or has the type of its constant."""
         found = {name.lower(): Column(name, kind) for name, kind in schema}
         for name in self.partition_by:
             found.setdefault(name.lower(), Column(name, "string"))
@@ -92,7 +92,7 @@ class DuckDBRows:
         return tuple(found.values())
 
     def nothing(self) -> DuckDBRows:
-        """Return no rows, with the same columns."""
+        """Return an empty set of rows with the same columns."""
         return DuckDBRows([], self.schema, format=self.format, name="nothing")
 
     def _check_options(self) -> None:
@@ -116,13 +116,13 @@ class DuckDBRows:
         self.close()
 
     def close(self) -> None:
-        """Close DuckDB, and remove what it had put aside on disk."""
+        """Close DuckDB, and remove its temporary files."""
         self._connection = None
         self._stack.close()
 
     @property
     def connection(self) -> DuckDBPyConnection:
-        """Return the connection, with the view in it."""
+        """Return the connection to DuckDB, with the view in it."""
         if self._connection is None:
             self._connection = self._stack.enter_context(opened({self.name: self}, self.threads))
         return self._connection
@@ -156,7 +156,7 @@ class DuckDBRows:
     def query(self, text: str) -> str:
         """Return a user's query as a subquery; ConfigError unless it is one SELECT.
 
-        Only at the top level can a SELECT write: DuckDB takes `WITH x AS (COPY … TO …)` there.
+        As a subquery it cannot write: DuckDB takes `WITH x AS (COPY … TO …)` at the top level only.
         """
         import duckdb
 
@@ -176,14 +176,14 @@ class DuckDBRows:
 
     @contextmanager
     def beside(self, old: DuckDBRows) -> Iterator[DuckDBSession]:
-        """Ask for these rows as `new` and others as `old`."""
+        """Open a session that knows these rows as `new`, and others as `old`."""
         with opened({"old": old, "new": self}, self.threads) as connection, explained():
             yield DuckDBSession(connection)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def create(self, connection: DuckDBPyConnection, name: str, files: Sequence[str]) -> None:
-        """Create the view over the files, wherever they are by now."""
+        """Create the view over the files, by the local paths that they have now."""
         fixed = {key.lower(): value for key, value in self.constants.items()}
         inner = {key.lower() for key in self.partition_by} if self.files else set()
         select, data = [], []
@@ -206,7 +206,7 @@ class DuckDBRows:
         connection.execute(view)
 
     def _value(self, column: Column, kind: str | None) -> str:
-        """Return the expression of a column that is in the files."""
+        """Return the SQL expression of a column that is in the files."""
         value = f"files.{quote(column.name)}"
         if kind == "BLOB" and self.format != "parquet":
             return f"{'from_base64' if self.format == 'json' else 'encode'}({value})"
@@ -230,7 +230,7 @@ class DuckDBRows:
         return f"read_csv({', '.join([*arguments, *self._csv()])})"
 
     def _csv(self) -> list[str]:
-        """Return the arguments that undo what Spark's writer does: it escapes by a backslash and quotes no NULL."""
+        """Return the arguments that match Spark's writer: it escapes with a backslash, and does not quote NULL."""
         get = self.options.get
         settings = {
             "auto_detect": False,
@@ -246,9 +246,9 @@ class DuckDBRows:
         return [f"{name} = {literal(value)}" for name, value in settings.items()]
 
     def _create_folders(self, connection: DuckDBPyConnection, name: str, files: Sequence[str]) -> None:
-        """Put the values in the folders' names into a table, a row per file.
+        """Create a table with the values in the folders' names, a row per file.
 
-        DuckDB's own Hive partitions would also take a folder far above the table for a column.
+        DuckDB's own Hive partitioning would also take a folder far above the table for a column.
         """
         kinds = {column.name.lower(): type_of(column.type) or "VARCHAR" for column in self.schema}
         values = [partition_values(file, self.partition_by) for file in files]
@@ -263,10 +263,10 @@ class DuckDBRows:
 
 
 class DuckDBSession:
-    """A connection, as comparisons ask it."""
+    """A connection to DuckDB, with the interface that comparisons use."""
 
     def __init__(self, connection: DuckDBPyConnection) -> None:
-        """Take a connection with its views."""
+        """Wrap a connection that has the views already."""
         self._connection = connection
 
     def types(self, view: str) -> dict[str, str]:
@@ -274,7 +274,7 @@ class DuckDBSession:
         return view_types(self._connection, view)
 
     def keep(self, name: str, select: str) -> None:
-        """Put the answer to a query aside."""
+        """Keep the result of a query in a temporary table."""
         self._connection.execute(f"CREATE TEMP TABLE {quote(name)} AS {select}")
 
     def value(self, query: str) -> Any:  # noqa: ANN401 - whatever the query asks for
@@ -283,13 +283,13 @@ class DuckDBSession:
         return None if row is None else row[0]
 
     def sample(self, query: str, limit: int, size: int) -> list[Row]:
-        """Return some rows of a query, cut."""
+        """Return some rows of a query as the record can keep them."""
         return cut_rows(self._connection, query, limit, size)
 
 
 @contextmanager
 def opened(views: Mapping[str, DuckDBRows], threads: int | None = None) -> Iterator[DuckDBPyConnection]:
-    """Open DuckDB in memory with a view per relation; it can read their files and write only to a folder of its own."""
+    """Open DuckDB in memory with a view per set of rows; it reads their files only, and writes to its own folder."""
     with ExitStack() as held:
         here = {name: held.enter_context(relation.at_hand(relation.files)) for name, relation in views.items()}
         yield held.enter_context(_opened(views, here, threads))
@@ -329,7 +329,7 @@ def _opened(
 
 @contextmanager
 def explained(wrong: type[TwophaseError] = ConfigError) -> Iterator[None]:
-    """Turn what DuckDB says into one line: a query is wrong, or the files or the machine are."""
+    """Turn errors of DuckDB into one line: `wrong` for a wrong query, AttemptFailed for anything else."""
     import duckdb
 
     try:
@@ -347,7 +347,7 @@ def view_types(connection: DuckDBPyConnection, name: str) -> dict[str, str]:
 
 
 def cut_rows(connection: DuckDBPyConnection, sql: str, limit: int, size: int) -> list[Row]:
-    """Return some rows of a query, cut: a value of a gigabyte never reaches Python."""
+    """Return some rows of a query with long values cut: a value of a gigabyte never reaches Python."""
     some = f"SELECT * FROM ({sql}\n) LIMIT {limit}"  # noqa: S608 - the caller's own query
     with explained():
         asked = connection.sql(some)
@@ -366,12 +366,12 @@ def cut_rows(connection: DuckDBPyConnection, sql: str, limit: int, size: int) ->
 
 
 def quote(identifier: str) -> str:
-    """Return an identifier as SQL has it."""
+    """Return an identifier quoted for SQL."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def literal(value: object) -> str:
-    """Return a value as SQL has it."""
+    """Return a value as an SQL literal."""
     if value is None:
         return "NULL"
     if isinstance(value, bool | int):
@@ -380,7 +380,7 @@ def literal(value: object) -> str:
 
 
 def type_of(kind: str) -> str | None:
-    """Return DuckDB's type for one of Spark's; None: there is none, so the column is left as DuckDB reads it."""
+    """Return DuckDB's type for one of Spark's; None if there is none: the column stays as DuckDB reads it."""
     kind = kind.strip()
     if kind in _TYPES:
         return _TYPES[kind]

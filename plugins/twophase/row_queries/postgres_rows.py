@@ -1,6 +1,6 @@
-"""Rows in the target database, for audits and comparisons: they stay there, and it is asked in SQL.
+"""Queries over rows in the target database, in its own SQL. The PostgreSQL sink returns it to audits and comparisons.
 
-Nothing is created for that beside a temporary table: a view on a staging table would stand in the way of its promotion.
+Nothing is created but temporary tables: a view on a staging table would get in the way of its promotion.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
     from psycopg2.sql import Composable
 
-#: Types whose values are short and JSON has, too.
+#: Types whose values are short and have a counterpart in JSON.
 _SHOWN = {"boolean", "smallint", "integer", "bigint", "real", "double precision"}
-#: Types that PostgreSQL cannot compare: their texts are.
+#: Types that PostgreSQL cannot compare; their texts are compared instead.
 _AS_TEXT = {"json", "xml"}
 
 
 class RowSelection(NamedTuple):
-    """Which rows of which table."""
+    """Which rows of which table are meant."""
 
     table: TableName
-    #: With what follows FROM: a condition, for example.
+    #: The WHERE clause; None: all rows.
     where: Composable | None = None
-    #: What is selected from instead of the table, whose columns it has.
+    #: A source to select from instead of the table, with the same columns.
     instead: Composable | None = None
 
 
 class PostgresSession:
-    """A session that knows some rows by names of its own."""
+    """A session in the target database that knows sets of rows by names."""
 
     def __init__(self, cursor: Any, views: Mapping[str, PostgresRows]) -> None:  # noqa: ANN401 - a cursor
-        """Take the rows by the names that queries give them."""
+        """Define each set of rows under its name."""
         self._cursor = cursor
         self._types = {name: rows.columns(cursor) for name, rows in views.items()}
         known = (f"{quote(name)} AS NOT MATERIALIZED ({rows.select(cursor)})" for name, rows in views.items())
@@ -52,7 +52,7 @@ class PostgresSession:
         return {name.lower(): "text" if kind in _AS_TEXT else kind for name, kind in self._types[view].items()}
 
     def keep(self, name: str, select: str) -> None:
-        """Put the answer to a query aside."""
+        """Keep the result of a query in a temporary table."""
         with explained():
             self._cursor.execute(f"CREATE TEMP TABLE {quote(name)} AS {self._known} {select}")
 
@@ -89,7 +89,7 @@ class PostgresSession:
 
 
 def _cut(name: str, kind: str) -> str:
-    """Return a column as the record can keep it."""
+    """Return the SQL expression of a column as the record can keep it."""
     if kind in _SHOWN:
         return name
     if kind == "bytea":
@@ -98,12 +98,12 @@ def _cut(name: str, kind: str) -> str:
 
 
 class PostgresRows:
-    """Some rows of a table in the target database. A session is opened when they are first asked for."""
+    """Some rows of a table in the target database. The first query opens a session."""
 
     def __init__(
         self, conn_id: str, place: RowSelection, schema: Sequence[Sequence[str]], name: str = "staged"
     ) -> None:
-        """Say where they are, and which of the table's columns count, with Spark's types."""
+        """Name the rows, and the columns that count, with Spark's types."""
         self.conn_id = conn_id
         self.place = place
         self.schema = tuple(Column(*column) for column in schema)
@@ -126,7 +126,7 @@ class PostgresRows:
         return [column.name for column in self.schema]
 
     def nothing(self) -> PostgresRows:
-        """Return no rows, with the same columns."""
+        """Return an empty set of rows with the same columns."""
         from psycopg2 import sql
 
         return PostgresRows(self.conn_id, self.place._replace(where=sql.SQL("WHERE false")), self.schema, "nothing")
@@ -135,7 +135,7 @@ class PostgresRows:
 
     @property
     def asking(self) -> PostgresSession:
-        """Return a session that only reads."""
+        """Return a read-only session."""
         if self._asking is None:
             cursor = self._stack.enter_context(_opened(self.conn_id))
             self._asking = PostgresSession(cursor, {self.name: self})
@@ -159,13 +159,13 @@ class PostgresRows:
         return self.asking.sample(sql, limit, size)
 
     def query(self, text: str) -> str:
-        """Return a user's query as a subquery: there it can only read."""
+        """Return a user's query as a subquery, which can only read."""
         bare = re.sub(r"[;\s]+$", "", text)
         return f"(\n{bare}\n) AS audited"
 
     @contextmanager
     def beside(self, old: PostgresRows) -> Iterator[PostgresSession]:
-        """Ask for these rows as `new` and others as `old`."""
+        """Open a session that knows these rows as `new`, and others as `old`."""
         with _opened(self.conn_id) as cursor:
             yield PostgresSession(cursor, {"old": old, "new": self})
 
@@ -186,7 +186,7 @@ class PostgresRows:
     # --- where they are ----------------------------------------------------------------------------------------------
 
     def columns(self, cursor: Any) -> dict[str, str]:  # noqa: ANN401 - a cursor
-        """Return the columns that count, with PostgreSQL's types; ConfigError: the table lacks one."""
+        """Return the columns that count, with PostgreSQL's types; ConfigError if the table lacks one."""
         there = database.columns_of(cursor, self.place.table)
         if there is None:
             msg = f"table {self.place.table} is not there"
@@ -212,7 +212,7 @@ class PostgresRows:
 
 
 def _copy(dsn: str, query: str, path: Any) -> None:  # noqa: ANN401 - a Path
-    """Write the answer to a query into a Parquet file, a batch at a time."""
+    """Write the result of a query to a Parquet file, a batch at a time."""
     import pyarrow.parquet as pq
     from adbc_driver_postgresql import dbapi
 
@@ -226,7 +226,7 @@ def _copy(dsn: str, query: str, path: Any) -> None:  # noqa: ANN401 - a Path
 
 @contextmanager
 def _opened(conn_id: str) -> Iterator[Any]:
-    """Open a session in which every statement stands for itself; times are in UTC."""
+    """Open a session with autocommit; times are in UTC."""
     with explained(), database.session(conn_id) as session:
         session.autocommit = True
         with session.cursor() as cursor:
@@ -236,7 +236,7 @@ def _opened(conn_id: str) -> Iterator[Any]:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what the server says into one line: a query is wrong, or the server is not there."""
+    """Turn errors of the server into one line: AttemptFailed if the error may pass, ConfigError for a wrong query."""
     import psycopg2
 
     try:
