@@ -9,7 +9,7 @@ The calls for one revision and one sink, in order, and who makes them:
     2. `place`     in the submitter, inside the transaction that opens an attempt: names a staging place private to the
                    attempt, and what its promotion replaces. It touches nothing, and is in the record before step 3.
     3. `stage`     in the Spark driver and its executors: writes to that place, which no reader looks at, makes it
-                   durable, and returns the manifest's summary: rows, bytes, schema, and a digest of the manifest.
+                   durable, and returns the manifest's summary: rows, bytes, schema, and a digest that stands for it.
                    (A Spark job of the user's own writes to `staging_path`; `inspect` then does the rest.)
     4. `check`     in the submitter: compares storage with the manifest. Only then is the yes vote recorded.
        ---- the commit point ----

@@ -1,6 +1,6 @@
 """Checkpoint committers: they remember which subtasks of a write-ahead sink were sent. Flink has the same class.
 
-`delivery.py` calls one to send, between `open` and `close`, for each subtask in this order:
+`delivery.py` calls it to send rows. Between `open` and `close` it takes the lock once, then for each subtask:
 
     lock ──▶ is_committed(subtask, checkpoint, revision) ──▶ rows are sent ──▶ commit(subtask, checkpoint, revision)
 
