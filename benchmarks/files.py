@@ -143,13 +143,13 @@ def watch(sink: type[Sink]) -> Stopwatch:
     """Watch the parts of a checkpoint."""
     return Stopwatch(
         **{
-            "begin": (Coordinator, "begin"),
+            "begin": (Coordinator, "open"),
             "stage": (InProcess, "__call__"),
             "seal": (sink, "seal"),
             "seal: fsync and checksum": (disk, "seal_file"),
             "seal: footers": (base, "count_rows"),
-            "check and vote": (Staging, "_vote"),
-            "commit and promote": (Coordinator, "commit"),
+            "check": (Staging, "_check"),
+            "vote, commit and promote": (Coordinator, "vote_and_commit"),
         }
     )
 

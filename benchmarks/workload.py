@@ -120,7 +120,7 @@ class Checkpoints:
         with watch() as stopwatch:
             whole = timed(self.run)
             parts = stopwatch.take()
-        parts["commit path"] = parts["vote"] + parts["commit"]
+        parts["commit path"] = parts["check"] + parts["commit"]
         return parts | {"whole": whole}
 
     def run(self) -> Revision:
@@ -137,13 +137,11 @@ class Checkpoints:
 
 
 def watch() -> Stopwatch:
-    """Watch the parts of a checkpoint; `vote` is the check of what was staged and the vote for it."""
+    """Watch the parts of a checkpoint: begin opens its attempt, and commit records the votes too."""
     return Stopwatch(
-        begin=(Coordinator, "begin"),
-        attempt=(Coordinator, "attempt"),
+        begin=(Coordinator, "open"),
         seal=(Files, "seal"),
-        vote=(Staging, "_vote"),
-        decide=(Coordinator, "decide_commit"),
+        check=(Staging, "_check"),
         promote=(Files, "promote"),
-        commit=(Coordinator, "commit"),
+        commit=(Coordinator, "vote_and_commit"),
     )

@@ -8,10 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from support.pipelines.commands import listed, one_line_error, twophase
-from support.pipelines.factories import SCHEMA, PreStaged, Row, land_words, words_pipeline
+from support.pipelines.factories import SCHEMA, PreStaged, Row, land_words, voted, words_pipeline
 from twophase.committer.record import PostgresRecord
-from twophase.core import failpoints
-from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.runner import Runner
 from twophase.spark.plan import Plan
@@ -48,10 +46,7 @@ def test_a_committed_revision_is_held_against_the_one_it_replaced(runner: Runner
 
 
 def test_a_staged_revision_is_held_against_the_live_one_before_anything_is_decided(runner: Runner) -> None:
-    failpoints.configure("commit.before=raise")
-    with pytest.raises(FailpointError):
-        runner.replace(1)
-    failpoints.configure("")
+    voted(runner, replaces=1)
 
     result = twophase("diff", "words", "1", "--key", "id")
 

@@ -19,6 +19,7 @@ from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 from twophase.sinks.postgres import jdbc_load, jdbc_read, staging_table
+from twophase.sinks.postgres.target import partition_name
 from twophase.storage import database
 from twophase.storage.database import TableName
 
@@ -174,7 +175,7 @@ def test_each_checkpoint_is_read_by_jdbc_as_it_was_committed_or_not_at_all(
 
     target.execute("INSERT INTO public.numbers VALUES (5, 2)")
     refused(target, numbers.sink.read(spark, outputs[1:2]), outputs[1], "checkpoint 2: expected 0 rows, found 1")
-    partitions = [target.partition_name(TableName(*output.handle["staging"])) for output in (*outputs, later)]
+    partitions = [partition_name(TableName(*output.handle["staging"])) for output in (*outputs, later)]
     target.execute(f"DROP TABLE {partitions.pop()}" if attach else "DELETE FROM public.numbers WHERE id = 4")
     refused(target, numbers.sink.read(spark, [later]), later, "checkpoint 4: expected 1 rows, found 0")
     if attach:

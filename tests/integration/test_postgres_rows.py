@@ -10,14 +10,12 @@ import pyarrow as pa
 import pytest
 
 from support.pipelines.commands import listed, one_line_error, twophase
-from support.pipelines.factories import PreStaged, Row, land_words
+from support.pipelines.factories import PreStaged, Row, land_words, voted
 from twophase import Pipeline, audits, sinks, sources
 from twophase.audits import Audit, AuditContext
 from twophase.committer.record import PostgresRecord
-from twophase.core import failpoints
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import AuditFailed
-from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
@@ -181,13 +179,6 @@ def runner(record: PostgresRecord, sink: sinks.Postgres, *found: Audit, **stagin
     return Runner(words(sink, *found), stager, record=record)
 
 
-def stop_before_the_commit(run: Any) -> None:
-    failpoints.configure("commit.before=raise")
-    with pytest.raises(FailpointError):
-        run()
-    failpoints.configure("")
-
-
 def test_an_audit_that_says_no_keeps_staged_rows_out_of_the_target(
     home: Path, target: Any, record: PostgresRecord
 ) -> None:
@@ -210,7 +201,7 @@ def test_a_staged_revision_is_held_against_the_live_rows(
     running = runner(record, sinks.Postgres("words", conn_id="dwh", create=True, **options))
     running.run()
     (first,) = listed("diff", "words", "1")
-    stop_before_the_commit(lambda: running.replace(1))
+    voted(running, replaces=1)
 
     (found,) = listed("diff", "words", "1")
     (by_key,) = listed("diff", "words", "1", "--key", "id", "--samples", "3")
@@ -238,7 +229,7 @@ def test_a_staged_upsert_is_held_against_the_rows_that_it_would_change(
     runner(record, sink).run()
     land_words(start=1, rows=5)  # ids 5 to 9, all there
     more = runner(record, sink, change=lambda rows, _: [{"id": row["id"] + 2, "word": "W"} for row in rows])
-    stop_before_the_commit(more.run)
+    voted(more)
 
     (found,) = listed("diff", "words", "2", "--key", "id")
 
@@ -256,7 +247,7 @@ def test_a_staged_changelog_is_held_against_the_rows_that_it_would_change(
     land_words(start=1)
     changes = [(0, "a", "-D"), (1, "a", "-U"), (1, "b", "+U"), (9, "c", "+I")]
     then = [dict(zip(("id", "word", "_change"), change, strict=True)) for change in changes]
-    stop_before_the_commit(runner(record, sink, schema=CHANGES, change=lambda *_: then).run)
+    voted(runner(record, sink, schema=CHANGES, change=lambda *_: then))
 
     (found,) = listed("diff", "words", "2", "--key", "id")
 

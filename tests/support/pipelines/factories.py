@@ -193,9 +193,10 @@ def counted(rows: Iterable[Row]) -> Counter[tuple[tuple[str, Any], ...]]:
     return Counter(tuple(sorted(row.items())) for row in rows)
 
 
-def voted(runner: Runner) -> Revision:
-    """Bring the next checkpoint to its votes and no further, as a stage task does."""
-    opened = runner.coordinator.open(script())
-    assert isinstance(opened, Opened)
-    runner._stage_and_vote(opened.revision)
-    return opened.revision
+def voted(runner: Runner, slot: str | None = None, *, replaces: int | None = None) -> Revision:
+    """Bring the next checkpoint, a slot's or a replacement to its votes and no further, as a stage task does."""
+    taken = runner.coordinator.open(script(), slot=slot, checkpoint_id=replaces)
+    assert taken is not None
+    attempt = taken.revision if isinstance(taken, Opened) else runner.coordinator.attempt(taken)
+    runner._stage_and_vote(attempt)
+    return attempt

@@ -83,12 +83,23 @@ def _renamed(cursor: Any, pipeline: str, target: TableName, markers: TableName) 
 
     mine = sql.SQL("SELECT FROM {} WHERE target = %s AND pipeline = %s LIMIT 1")
     cursor.execute(mine.format(markers.sql), (str(target), pipeline))
-    if cursor.fetchone() is not None or not carries_checkpoints(cursor, target):
+    if cursor.fetchone() is not None or not _may_ask(cursor, target) or not carries_checkpoints(cursor, target):
         return None
     return (
         f"table {target} holds rows with checkpoints, and nobody promoted any to a table of this name: it had another"
         f" one, or is a copy; rename its column {CHECKPOINT} and add a new one, or write to another table"
     )
+
+
+def _may_ask(cursor: Any, target: TableName) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether the column of checkpoints may be read; if not, the check of rights names it before the vote."""
+    cursor.execute(
+        "SELECT has_column_privilege(c.oid, attname, 'SELECT') FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid"
+        " JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s AND attname = %s",
+        (*target, CHECKPOINT),
+    )
+    found = cursor.fetchone()
+    return found is None or bool(found[0])
 
 
 def _shared(cursor: Any, pipeline: str, target: TableName) -> str | None:  # noqa: ANN401 - a cursor
