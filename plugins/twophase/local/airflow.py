@@ -36,18 +36,18 @@ from twophase.local.committer_database import CONNECTION, DRIVER, resolve
 HOST = "127.0.0.1"
 ROLE = DATABASE = "airflow"
 ADMIN = "admin"
-#: Component: its command. Log servers stay off: they would listen on every interface, and all logs are on this disk.
+#: Component → its command. Log servers stay off: they would listen on every interface, and all logs are on this disk.
 COMMANDS = {
     "api-server": ("api-server",),
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-#: For a demonstration and for tests, in the environment of `up`: what Airflow would notice in minutes takes seconds.
+#: Settings for the demo and for tests, in the environment of `up`: Airflow then notices in seconds, not minutes.
 QUICK = {
     "AIRFLOW__CORE__KILLED_TASK_CLEANUP_TIME": "5",
     "AIRFLOW__CORE__PARALLELISM": "6",
-    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # a file that was changed does not wait for it
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # changed files do not wait for it
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "1",
     "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
@@ -62,7 +62,7 @@ QUICK = {
 
 _MIGRATE_SECONDS = 600.0
 _USERS = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"
-#: For one person's machine, where a second matters more than the load; the environment overrides them.
+#: Settings for one person's machine, where speed matters more than load; the environment overrides them.
 _DEFAULTS = {
     "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
     "AIRFLOW__CORE__HOSTNAME_CALLABLE": "socket.gethostname",
@@ -73,15 +73,15 @@ _DEFAULTS = {
     "AIRFLOW__DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "2",
     "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
-    # Whoever looks at the log of a task under way asks a log server too: that there is none is not worth a traceback.
+    # Showing the log of a running task also asks a log server; that there is none must not log a traceback.
     "AIRFLOW__LOGGING__NAMESPACE_LEVELS": "airflow.utils.log.file_task_handler=CRITICAL",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "60",
 }
-#: Other ways to name what is set here.
+#: Other variables that would change what is set here.
 _ELSEWHERE = ("AIRFLOW_CONFIG", "AIRFLOW__CORE__SQL_ALCHEMY_CONN", "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC")
-#: A port that nobody listens on, so that nobody else is asked for our logs.
+#: A port that nobody listens on, so that no other server is asked for our logs.
 _NOBODY = "1"
 _SPARK = '{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'
 
@@ -97,7 +97,7 @@ def logs() -> Path:
 
 
 def installed() -> str:
-    """Return the version of Airflow; that there is none is a ConfigError."""
+    """Return the version of Airflow; raise ConfigError if it is not installed."""
     try:
         return version("apache-airflow")
     except PackageNotFoundError:
@@ -125,12 +125,12 @@ def environment(port: int) -> dict[str, str]:
 
 
 def beside() -> dict[str, str]:
-    """Return the environment of a program that asks this Airflow's database: no connection of ours is in it."""
+    """Return the environment of a program that asks this Airflow's database, without our connections."""
     return {**_surroundings(os.environ), **_settings(0)}
 
 
 def _surroundings(parent: Mapping[str, str]) -> dict[str, str]:
-    """Return what Airflow inherits: all but what would lead it to another Airflow; the interpreter's programs first."""
+    """Return what Airflow inherits: all variables but those of another Airflow; our interpreter is first on PATH."""
     fixed = {name.removesuffix("_CMD") for name in _settings(0)}
     hidden = {*_ELSEWHERE, *(name + suffix for name in fixed for suffix in ("", "_CMD", "_SECRET"))}
     kept = {name: value for name, value in parent.items() if name not in hidden}
@@ -139,7 +139,7 @@ def _surroundings(parent: Mapping[str, str]) -> dict[str, str]:
 
 
 def _settings(port: int) -> dict[str, str]:
-    """Return what is not to be overridden: where everything is."""
+    """Return the settings that cannot be overridden: where everything is."""
     found = {
         "AIRFLOW_HOME": str(home()),
         "AIRFLOW__API__BASE_URL": url(port),
@@ -162,7 +162,7 @@ def _settings(port: int) -> dict[str, str]:
         "TWOPHASE_SPARK_JOBS": str(settings.spark_jobs()),
     }
     beside = Path(__file__).parents[2]
-    if (beside / ".airflowignore").exists():  # a checkout; what is installed registers itself
+    if (beside / ".airflowignore").exists():  # a checkout; an installed package registers its plugin itself
         found["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(beside)
     return found
 
@@ -175,7 +175,7 @@ def _connections(parent: Mapping[str, str]) -> dict[str, str]:
 
 
 def url(port: int) -> str:
-    """Return where the browser finds it."""
+    """Return the address for the browser."""
     return f"http://{HOST}:{port}"
 
 
@@ -192,7 +192,7 @@ def _read_command(name: str) -> str:
 
 
 def make_secrets() -> None:
-    """Make the keys and passwords that are not there yet; sessions and stored connections outlive a restart by them."""
+    """Make the keys and passwords that do not exist yet; they stay, so sessions and connections survive a restart."""
     _secret("").mkdir(mode=0o700, parents=True, exist_ok=True)
     home().chmod(0o700)
     for name in ("api_secret_key", "jwt_secret", "database_password"):

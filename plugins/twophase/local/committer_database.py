@@ -37,14 +37,14 @@ _TASK_RUNNER = "airflow.sdk.execution_time.task_runner"
 
 @dataclass(frozen=True)
 class Committer:
-    """The committer database: where it is, and who said so. Its text shows no password."""
+    """The committer database: where it is, and which setting named it. Its text shows no password."""
 
     dsn: str = field(repr=False)
     origin: str
     embedded: bool = False
 
     def __repr__(self) -> str:
-        """Show the place without the password, and without the options, where one could be too."""
+        """Show the address without the password and without the options, which may hold one too."""
         from sqlalchemy.engine import make_url
 
         place = make_url(self.dsn).set(query={}).render_as_string(hide_password=True)
@@ -52,7 +52,7 @@ class Committer:
 
 
 def resolve(dsn: str | None = None, *, may_start: bool = False) -> Committer:
-    """Return the committer database by the precedence above; a missing or unreadable one is a ConfigError."""
+    """Return the committer database by the precedence above; raise ConfigError if it is missing or unreadable."""
     if dsn is not None:
         return Committer(_normal(dsn, "argument dsn"), "argument")
     if declared := os.environ.get(VARIABLE, "").strip():
@@ -77,7 +77,7 @@ def resolve(dsn: str | None = None, *, may_start: bool = False) -> Committer:
 
 
 def inside_airflow() -> bool:
-    """Tell whether this process belongs to Airflow, or was started by a task.
+    """Return True if this process belongs to Airflow, or was started by a task.
 
     A task has its supervisor from its first moment on, and exports its context before it executes, which its children
     inherit; the servers (api-server, scheduler, dag-processor, triggerer) mark themselves.
@@ -104,7 +104,7 @@ def _committer() -> connections.Connection | None:
 
 
 def _is_asleep(airflow: existing_airflow.Existing) -> bool:
-    """Say whether an Airflow's connections are in the embedded PostgreSQL, which is not running."""
+    """Return True if an Airflow's connections are in the embedded PostgreSQL, and that is not running."""
     return airflow.local and postgres.running() is None
 
 
@@ -177,7 +177,7 @@ def _normal(dsn: str, origin: str) -> str:
 
 
 def _parsed(dsn: str, origin: str) -> URL:
-    """Parse a DSN without letting the parser's own error, which may quote it, get out."""
+    """Parse a DSN; hide the parser's own error, which may quote it."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

@@ -21,9 +21,9 @@ from twophase.core import connections, settings
 from twophase.core.errors import Unreachable
 
 _SECONDS = 120.0
-#: How long an answer is used: a command asks several times, a notebook lives for days.
+#: Seconds that an answer is cached: a command asks several times, but a notebook lives for days.
 _FRESH = 60.0
-#: Each says where an Airflow keeps its connections.
+#: Variables that say where an Airflow keeps its connections.
 _TELLING = ("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__SECRETS__BACKEND")
 
 _answers: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
@@ -31,13 +31,13 @@ _answers: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
 
 @dataclass(frozen=True)
 class Existing:
-    """An Airflow on this machine: the one that `twophase up` made, or one of somebody's own."""
+    """An Airflow on this machine: the one that `twophase up` made, or another one."""
 
     home: Path
     local: bool
 
     def __str__(self) -> str:
-        """Name it as an error does."""
+        """Return its name for errors."""
         return f"the Airflow in {self.home}"
 
     def environment(self) -> Mapping[str, str]:
@@ -50,7 +50,7 @@ class Existing:
 
 
 def there() -> Existing | None:
-    """Return the Airflow whose connections count here: the local one if there is one, or the one that is configured."""
+    """Return the Airflow whose connections are used here: the local one if there is one, else the configured one."""
     from twophase.spark.submit import is_job
 
     if is_job(os.environ) or installed() is None:
@@ -73,7 +73,7 @@ def installed() -> str | None:
 
 
 def connection(existing: Existing, conn_id: str) -> connections.Connection | None:
-    """Return a connection as that Airflow finds it; one that could not be asked for is an error, not a missing one."""
+    """Return a connection as that Airflow finds it; raise an error, not None, if it could not be asked."""
     key = (str(existing.home), conn_id)
     until, answer = _answers.get(key, (0.0, {}))
     if time.monotonic() >= until:
@@ -110,7 +110,7 @@ def describe(existing: Existing, *conn_ids: str) -> dict[str, Any]:
 
 
 def _ask(existing: Existing, *wanted: str) -> dict[str, Any]:
-    """Run the program that answers; what else it says may hold a secret and is dropped."""
+    """Run the program that answers; drop its other output, which may hold a secret."""
     command = [sys.executable, "-P", "-m", "twophase.airflow.self_report", *wanted]
     try:
         done = subprocess.run(

@@ -30,9 +30,9 @@ from twophase.local.processes import Identity
 log = logging.getLogger(__name__)
 
 _POLL = 0.5
-#: Seconds that a component has to end by itself, and then again after everything it started was asked.
+#: Seconds that a component has to end by itself, and once more after all that it started was asked to end.
 _GRACE = 8.0
-#: The first restart is at once; a component that keeps dying waits longer each time, and one that lived is forgiven.
+#: Pauses before restarts: the first is at once, later ones are longer; a component that lived long starts over.
 _BACKOFF = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
 _LIVED = 60.0
 _LOG_BYTES = 8 * 1024 * 1024
@@ -42,9 +42,9 @@ class Component(Protocol):
     """Something that should run."""
 
     name: str
-    #: The components without which it is not started.
+    #: The components that must run before it is started.
     needs: tuple[str, ...]
-    #: What ends with it, if it is a child.
+    #: The session of its processes, if it is a child.
     session: int | None
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Component(Protocol):
 
 @dataclass
 class Child:
-    """A component that is a child process; its environment is asked for at each start."""
+    """A component that is a child process; its environment is computed at each start."""
 
     name: str
     command: Sequence[str]
@@ -104,7 +104,7 @@ class Child:
             self._process.terminate()
 
     def stop(self) -> None:
-        """Ask, wait, ask everything it has started, and in the end kill."""
+        """Ask it to end, wait, ask everything that it has started, and at last kill."""
         if self._process is None:
             return
         self.ask_to_stop()
@@ -120,7 +120,7 @@ class Child:
 
 @dataclass
 class Told:
-    """What the state tells of a component."""
+    """What the state file says about a component."""
 
     pid: int | None = None
     since: str | None = None
@@ -136,7 +136,7 @@ class Told:
 
 @dataclass
 class SupervisorState:
-    """What a supervisor tells of itself; `facts` are its owner's."""
+    """What the state file says about a supervisor; `facts` are set by its owner."""
 
     pid: int
     started: str
@@ -294,7 +294,7 @@ def clear(folder: Path) -> bool:
         return False
     left = [told.leader for told in state.components.values() if told.leader]
     ours = [leader for leader in left if processes.identity(leader.pid) in (None, leader)]
-    for leader in ours:  # all are asked before any is waited for
+    for leader in ours:  # ask all before waiting for any
         processes.send(signal.SIGTERM, processes.members(leader.pid))
     for leader in ours:
         processes.end_session(leader.pid, _GRACE)

@@ -30,7 +30,7 @@ class Tracer:
         self.lines = 0
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Tracer | None:
-        """Be asked for each call, and for each line of those that are watched."""
+        """Trace each call, and each line of the calls into watched modules."""
         if event == "call":
             return self if frame.f_code.co_filename.startswith(self.folder) else None
         if event == "line":
@@ -51,7 +51,7 @@ class Tracer:
 
 
 def _cut() -> int:
-    """Cut the connections of this process: nothing comes back, though what is sent still arrives. Return how many."""
+    """Cut the connections of this process so that no reply arrives, though requests still do; return how many."""
     found = 0
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile, or not connected
@@ -69,7 +69,7 @@ def _watched(sink: Sink) -> str:
 
 
 def main() -> int:
-    """Promote as a task says, and tell how it went; return the exit code."""
+    """Promote the output described on stdin, and print the outcome; return the exit code."""
     task = json.load(sys.stdin)
     sink = Sink.load(task["sink"])
     tracer = Tracer(_watched(sink), task["action"], task["place"])

@@ -24,24 +24,24 @@ SWEEPERS = 4
 
 
 class SinkContract:
-    """What every sink has to do. A subclass gives it a sink, and a reader of what it holds."""
+    """What every sink has to do. A subclass provides a sink, and a reader of what it holds."""
 
-    #: In how many places of its way a promotion is killed, stopped or cut off.
+    #: At how many lines of its code a promotion is killed, stopped or cut off.
     places = 12
 
     @pytest.fixture
     def sink(self) -> Sink:
-        """Return the sink, over a system with nothing in it."""
+        """Return the sink, over an empty system."""
         raise NotImplementedError
 
     @pytest.fixture
     def read(self) -> Read:
-        """Return what returns the rows that a reader finds."""
+        """Return a function that returns the rows a reader finds."""
         raise NotImplementedError
 
     @pytest.fixture
     def stage(self, sink: Sink) -> Stage:
-        """Return what stages into the sink, by Spark."""
+        """Return a function that stages into the sink with Spark."""
         sink.prepare()
         return Stage(session(), sink)
 
@@ -54,7 +54,7 @@ class SinkContract:
         assert (rebuilt.declaration(), rebuilt.location()) == (again(rebuilt).declaration(), sink.location())
 
     def test_what_is_staged_is_invisible(self, stage: Stage, read: Read) -> None:
-        """Nobody sees anything before the promotion."""
+        """Readers see nothing before the promotion."""
         staged = stage()
 
         assert (read(), staged.find(), staged.manifest["rows"]) == ([], Outcome.RETRY_LATER, 3)
@@ -70,7 +70,7 @@ class SinkContract:
         assert not list(again(stage.sink).verify(staged.output))
 
     def test_an_output_without_rows_is_promoted_too(self, stage: Stage, read: Read) -> None:
-        """There is a marker to be set, though nothing to be seen: nobody waits for it for ever."""
+        """It has a marker, though no rows: otherwise recovery would wait for it for ever."""
         first = stage()
         first.promote()
         empty = stage(rows=0)
@@ -80,7 +80,7 @@ class SinkContract:
         assert _same(read(), self.expected(first, empty))
 
     def test_the_attempt_that_was_voted_for_is_promoted_and_no_other(self, stage: Stage, read: Read) -> None:
-        """Whichever of them came last: others may have been left by a zombie."""
+        """Also if another attempt was staged before or after it: a zombie may have left that."""
         first = stage()
         second = stage.attempt(first.key, 2, rows=2)
         third = stage()
@@ -90,7 +90,7 @@ class SinkContract:
         assert _same(read(), self.expected(second, third))
 
     def test_verify_tells_of_what_is_not_there(self, stage: Stage) -> None:
-        """Otherwise its silence says nothing."""
+        """Without this, a `verify` that finds nothing would prove nothing."""
         staged = stage()
 
         assert list(again(stage.sink).verify(staged.output))
@@ -98,7 +98,7 @@ class SinkContract:
     # --- again -------------------------------------------------------------------------------------------------------
 
     def test_a_repeated_promotion_changes_nothing(self, stage: Stage, read: Read) -> None:
-        """By a process that remembers nothing of the first one."""
+        """The sink that repeats it has nothing in memory from the first promotion."""
         staged = stage()
         staged.promote()
 
@@ -106,7 +106,7 @@ class SinkContract:
         assert _same(read(), staged.rows)
 
     def test_a_promotion_is_repeated_harmlessly_after_later_ones(self, stage: Stage, read: Read) -> None:
-        """A marker that only knows the last one would forget it."""
+        """A marker that keeps only the last promotion would fail here."""
         first, second = stage(), stage()
         first.promote()
         second.promote()
@@ -157,7 +157,7 @@ class SinkContract:
     # --- late, and at once -------------------------------------------------------------------------------------------
 
     def test_a_late_promoter_shows_nothing_twice(self, stage: Stage, read: Read) -> None:
-        """One that was stopped in the middle while another finished the work."""
+        """The late one was stopped in the middle, and another process finished the promotion meanwhile."""
         done: list[Staged] = []
         for place in self._places(stage, done):
             staged = stage()
@@ -172,7 +172,7 @@ class SinkContract:
             assert _same(read(), self.expected(*done)), f"stopped at {place}"
 
     def test_two_promoters_at_once_promote_once(self, stage: Stage, read: Read) -> None:
-        """One makes it visible, the other finds it so, or is told to come again."""
+        """At most one makes it visible; the other finds it promoted, or is told to try again later."""
         done: list[Staged] = []
         for _ in range(5):
             staged = stage()
@@ -191,7 +191,7 @@ class SinkContract:
     # --- replaced ----------------------------------------------------------------------------------------------------
 
     def test_a_replacement_takes_the_place_of_the_older_revision(self, stage: Stage, read: Read) -> None:
-        """And of nothing else."""
+        """Rows of other checkpoints stay."""
         self._skip_unless_replaceable(stage.sink)
         other, first = stage(), stage()
         other.promote()
@@ -204,7 +204,7 @@ class SinkContract:
         assert _same(read(), self.expected(other, second))
 
     def test_a_replacement_that_is_killed_anywhere_shows_one_revision_whole(self, stage: Stage, read: Read) -> None:
-        """The older or the newer, never both, none, or a part; the next promotion finishes it."""
+        """Readers see the older or the newer one, never both, none or a part; the next promotion finishes it."""
         self._skip_unless_replaceable(stage.sink)
         done: list[Staged] = []
         for place in self._places(stage, done, replacing=True)[::2]:
@@ -220,14 +220,14 @@ class SinkContract:
             assert _same(read(), new), f"killed at {place}"
 
     def test_a_late_promoter_does_not_bring_back_what_was_replaced(self, stage: Stage, read: Read) -> None:
-        """However long it slept, and wherever."""
+        """Wherever it was stopped, and though the replacement is promoted before it goes on."""
         self._skip_unless_replaceable(stage.sink)
         done: list[Staged] = []
         for place in self._places(stage, done)[:: max(self.places // 4, 1)]:
             first = stage()
             late = Promoting(first, "stop", place)
             late.until_stopped()
-            if first.promote() in WAITING:  # the sleeper holds what is needed: it has to go on first
+            if first.promote() in WAITING:  # the stopped process holds a lock: it has to go on first
                 late.wake()
                 late.ended()
                 assert first.promote() is Outcome.ALREADY_PROMOTED
@@ -242,7 +242,7 @@ class SinkContract:
     # --- staged again ------------------------------------------------------------------------------------------------
 
     def test_what_is_staged_again_leaves_nothing_earlier_to_be_promoted(self, stage: Stage, read: Read) -> None:
-        """`discard_earlier` sees to it, repeated harmlessly; the new attempt and other checkpoints are left alone."""
+        """`discard_earlier` removes it, and may be repeated; the new attempt and other checkpoints are left alone."""
         if not stage.sink.copies:
             pytest.skip("it takes over what is staged, and an earlier attempt may still win")
         first, other = stage(), stage()
@@ -256,7 +256,7 @@ class SinkContract:
         assert _same(read(), self.expected(second, other))
 
     def test_an_earlier_attempt_that_was_promoted_after_all_counts(self, stage: Stage, read: Read) -> None:
-        """It is decided once: what is staged again is not shown beside it, nor in its place."""
+        """The restaged attempt is shown neither beside it nor in its place."""
         first = stage()
         second = stage.again(first)
         first.promote()
@@ -267,9 +267,9 @@ class SinkContract:
         assert _same(read(), first.rows)
 
     def test_a_late_promoter_shows_nothing_beside_what_is_staged_again(self, stage: Stage, read: Read) -> None:
-        """One of the earlier attempt, wherever it slept: once the new attempt is voted for a copying sink shows that.
+        """The late one promotes the earlier attempt. After the vote for the new one, a copying sink shows only that.
 
-        One that takes over what is staged may show the earlier one instead, whole.
+        A sink that takes staged files in as they lie may show the earlier one instead, whole.
         """
         done: list[Staged] = []
         for place in self._places(stage, done)[:: max(self.places // 4, 1)]:
@@ -294,7 +294,7 @@ class SinkContract:
     # --- receipts ----------------------------------------------------------------------------------------------------
 
     def test_what_it_was_given_is_known_by_receipts(self, stage: Stage) -> None:
-        """`newest` has the highest number, `receipts` the documents, in order: a restored record is told by them."""
+        """`newest` returns the highest commit_seq, `receipts` the receipts in order; a restored record needs both."""
         first, second = stage(), stage()
         first.promote()
         self._skip_unless_receipted(stage.sink)
@@ -308,7 +308,7 @@ class SinkContract:
         assert [dict(one) for one in sink.receipts(PIPELINE, second.commit_seq)] == kept[1:]
 
     def test_a_receipt_is_kept_before_anything_is_shown(self, stage: Stage, read: Read) -> None:
-        """Killed anywhere: what is seen has its number, so no restored record gives that away again."""
+        """Wherever it is killed, the sink knows the commit_seq of what readers see, so no record reuses it."""
         done: list[Staged] = []
         places = self._places(stage, done)
         self._skip_unless_receipted(stage.sink)
@@ -321,7 +321,7 @@ class SinkContract:
             assert staged.finish() in _DONE
 
     def test_a_number_that_is_another_decisions_is_refused(self, stage: Stage, read: Read) -> None:
-        """A record that was restored gives it away a second time; nothing of that is shown."""
+        """A restored record may use a commit_seq a second time; the sink shows nothing of that."""
         first, other = stage(), stage()
         first.promote()
         self._skip_unless_receipted(stage.sink)
@@ -338,7 +338,7 @@ class SinkContract:
     # --- discarded ---------------------------------------------------------------------------------------------------
 
     def test_what_is_discarded_is_gone_and_cannot_be_promoted(self, stage: Stage, read: Read) -> None:
-        """All attempts of the revision, and no other's; discarding is repeated harmlessly."""
+        """That holds for all attempts of the revision, and for no other revision; discarding may be repeated."""
         first = stage()
         second = stage.attempt(first.key, 2)
         other = stage()
@@ -355,7 +355,7 @@ class SinkContract:
         assert _same(read(), other.rows)
 
     def test_discarding_a_revision_leaves_the_others(self, stage: Stage, read: Read) -> None:
-        """What is promoted, of the same checkpoint too, and what the next revision has staged meanwhile."""
+        """Promoted revisions stay, also of the same checkpoint, and so does what the next revision has staged."""
         promoted = stage()
         promoted.promote()
         if not stage.sink.objection(latest=True):
@@ -371,7 +371,7 @@ class SinkContract:
         assert _same(read(), self.expected(promoted, following))
 
     def test_what_is_swept_is_one_attempt(self, stage: Stage, read: Read) -> None:
-        """Not another one that may still be promoted, and nothing that is."""
+        """Another attempt can still be promoted, and promoted rows stay."""
         first = stage()
         second = stage.attempt(first.key, 2)
         self._sweep(first)
@@ -382,7 +382,7 @@ class SinkContract:
         assert _same(read(), second.rows)
 
     def test_sweepers_at_once_are_harmless_to_each_other(self, stage: Stage, read: Read) -> None:
-        """Whatever one of them has removed the others find gone, and nothing else goes."""
+        """What one has removed is no error for the others, and nothing else is removed."""
         promoted = stage()
         promoted.promote()
         dead = [stage() for _ in range(3)]
@@ -412,7 +412,7 @@ class SinkContract:
     # --- what is expected --------------------------------------------------------------------------------------------
 
     def expected(self, *promoted: Staged) -> Rows:
-        """Return what a reader must find when these were promoted, in this order; for most sinks all of their rows."""
+        """Return the rows that a reader must find after these were promoted in this order; by default all of them."""
         return [row for staged in promoted for row in staged.rows]
 
     def _skip_unless_replaceable(self, sink: Sink) -> None:
@@ -420,9 +420,9 @@ class SinkContract:
             pytest.skip(f"it does not replace: {why}")
 
     def _places(self, stage: Stage, done: list[Staged], *, replacing: bool = False) -> Sequence[int]:
-        """Promote to see how many lines that takes; return some of them, the first and the last among these.
+        """Promote to count the lines that run; return some line numbers, with the first and the last among them.
 
-        The second one counts: the first may have to make the table.
+        The second promotion is counted, because the first may have to create the table.
         """
         first = stage()
         first.promote()
@@ -434,7 +434,7 @@ class SinkContract:
 
 
 def _is_voted_for(first: Staged, second: Staged) -> bool:
-    """Do what comes before the vote of a restage; say whether it comes to its vote."""
+    """Do what a restage does before its vote; return True if it gets to the vote."""
     sink = again(second.sink)
     try:
         sink.check(second.key, second.handle, second.manifest)
@@ -446,7 +446,7 @@ def _is_voted_for(first: Staged, second: Staged) -> bool:
 
 
 def _same(found: Rows, expected: Rows) -> bool:
-    """Compare as sets with repetitions, and by what was staged only."""
+    """Compare as multisets, by the staged columns only."""
 
     def counted(rows: Rows) -> Counter[tuple[Any, Any]]:
         return Counter((row["id"], row["word"]) for row in rows)

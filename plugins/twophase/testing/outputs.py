@@ -49,22 +49,22 @@ class Staged:
 
     @property
     def output(self) -> Output:
-        """Return it as the record has it once it is decided."""
+        """Return it as the record has it after the decision."""
         return Output(self.key, self.attempt, self.handle, self.manifest)
 
     def promote(self) -> Outcome:
-        """Promote it with a sink that remembers nothing."""
+        """Promote it with a newly built sink, which has nothing in memory."""
         return again(self.sink).promote(self.key, self.handle, self.manifest).outcome
 
     def finish(self) -> Outcome:
-        """Promote it as recovery does: who died in the middle may hold what is needed for a moment."""
+        """Promote it as recovery does, trying again: a process that died may still hold a lock for a moment."""
         deadline = time.monotonic() + PATIENCE
         while (outcome := self.promote()) in WAITING and time.monotonic() < deadline:
             time.sleep(_POLL)
         return outcome
 
     def find(self) -> Outcome:
-        """Ask where it stands, likewise."""
+        """Ask a newly built sink where it stands."""
         return again(self.sink).find(self.key, self.handle, self.manifest).outcome
 
 
@@ -94,7 +94,7 @@ class Stage:
         return self.spark.createDataFrame([(row["id"], row["word"]) for row in rows], _SCHEMA).coalesce(1)
 
     def slot(self, key: Key) -> str | None:  # noqa: ARG002 - for sinks where it matters
-        """Return the slot that a checkpoint stands for; None: it stands for none."""
+        """Return the slot of a checkpoint; None: it has none."""
         return None
 
     def again(self, first: Staged, rows: int = 2) -> Staged:
@@ -121,13 +121,13 @@ class Stage:
 
 
 def _plain(manifest: Json) -> Json:
-    """Return a manifest as the record gives it back."""
+    """Return a manifest as it comes back from the record."""
     found: Json = json.loads(json.dumps(manifest))
     return found
 
 
 def session() -> SparkSession:
-    """Return a small Spark of this process."""
+    """Return a small Spark session in this process."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("twophase contract")
@@ -143,5 +143,5 @@ def session() -> SparkSession:
 
 
 def path() -> str:
-    """Return where other processes find what this one does."""
+    """Return a Python path that lets other processes import what this one can."""
     return os.pathsep.join(entry for entry in sys.path if entry)

@@ -55,16 +55,16 @@ class Promoting:
         return self._process.returncode
 
     def outcome(self) -> Outcome:
-        """Return what it was told by the sink."""
+        """Return the outcome that the sink reported to it."""
         return Outcome(self._tell()["outcome"])
 
     def count(self) -> int:
-        """Return how many lines of the sink's code it came by."""
+        """Return how many lines of the sink's code it ran."""
         found: int = self._tell()["lines"]
         return found
 
     def _tell(self) -> dict[str, Any]:
-        """Wait for its end, and return what it said before that."""
+        """Wait for its end, and return what it printed."""
         if self._told is None:
             try:
                 self._told, _ = self._process.communicate(timeout=PATIENCE)
