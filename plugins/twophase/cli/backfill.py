@@ -80,7 +80,7 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
     warm: Annotated[bool, typer.Option("--warm", help="One Spark session in this process for all of them.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Process committed checkpoints again, each as a new revision; asked for again, it goes on where it was killed."""
+    """Run committed checkpoints again, each as a new revision; after a kill, the same command goes on from there."""
     from twophase.backfill import Backfill, Selection
     from twophase.cli.record_access import opened
 

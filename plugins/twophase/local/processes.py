@@ -26,7 +26,7 @@ _POLL = 0.05
 
 
 class Identity(NamedTuple):
-    """What no two processes share: the pid, and when it was started (in ticks of this boot)."""
+    """The identity of a process: its pid, and when it was started (in ticks of this boot)."""
 
     pid: int
     started: str
@@ -81,7 +81,7 @@ def end_session(session: int, grace: float) -> None:
 
 
 def dies_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """Return what a child does before it becomes its program, so that its parent's death sends it a signal."""
+    """Return a function for a child to run before exec, so that it gets a signal when its parent dies."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
@@ -95,7 +95,7 @@ def dies_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
 
 
 def _boot() -> str:
-    """Return which boot of the machine this is, for ticks begin anew with each."""
+    """Return an id of the machine's current boot; start times are only comparable within one boot."""
     return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
 
 
