@@ -135,7 +135,7 @@ def test_who_looked_before_a_release_does_not_bring_back_what_was_known(runner: 
     assert begun is not None
     runner.coordinator.abort(begun, "wrong")
     with runner.record.transaction() as tx:
-        look = tx.look("words")
+        look = tx.outlook("words", None).look
     found = runner.pipeline.reads["words"].discover(None, look.known["words"])
     land("later.json", [{"id": 100, "word": "w", "frequency": 1}])
     runner.coordinator.release(begun.checkpoint_id, "corrected")

@@ -20,7 +20,7 @@ from twophase.committer import tables as t
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, looks
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
-from twophase.core.ports import Committed, Look, Move
+from twophase.core.ports import Committed, Move
 from twophase.core.states import State
 
 #: The columns of `input_file`, in the order in which `copy_files` writes them.
@@ -252,17 +252,6 @@ class Inputs:
         owned = {row[0]: row[1] for row in self.connection.execute(query.group_by(f.source))}
         summary = self._summary(pipeline, checkpoint_id)
         return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
-
-    def look(self, pipeline: str) -> Look:
-        """Return the time on the database's clock, and what the sources of a pipeline remember."""
-        k = t.known_files.c
-        clock = select(func.clock_timestamp().label("at")).subquery()
-        query = select(clock.c.at, k.source, k.newest, k.sums).select_from(
-            clock.outerjoin(t.known_files, k.pipeline == pipeline)
-        )
-        rows = self.connection.execute(query).all()
-        known = {row.source: Known(row.newest, bytes(row.sums)) for row in rows if row.source is not None}
-        return Look(rows[0].at, known)
 
     def remember(
         self, pipeline: str, source: str, before: Known | None, after: Known, since: datetime | None = None

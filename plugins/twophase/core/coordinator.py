@@ -169,9 +169,7 @@ class Coordinator:
             taken: Revision | None = self._replace(begin, checkpoint_id, campaign)
         else:
             taken = self._begin(begin, slot)
-        if begin.opened is not None:
-            hit("attempt.after")
-        return begin.opened or taken
+        return self._opened(begin, taken)
 
     def open_for_task(
         self,
@@ -185,9 +183,15 @@ class Coordinator:
         """Do what `take` does, and open the attempt of a new revision in the same transaction."""
         begin = Begin(self.steps, run, kind, secrets.token_hex(4))
         taken = self._take(begin, slot, checkpoint_id, reprocess=reprocess)
-        if begin.opened is not None:
-            hit("attempt.after")
-        return begin.opened or taken
+        return self._opened(begin, taken)
+
+    @staticmethod
+    def _opened(begin: Begin, taken: Revision | None) -> Revision | Opened | None:
+        """Return the attempt that was opened at begin, or what was taken without one."""
+        if begin.opened is None:
+            return taken
+        hit("attempt.after")
+        return begin.opened
 
     def _begin(self, begin: Begin, slot: str | None) -> Revision | None:
         outlook = self._recovered(slot)

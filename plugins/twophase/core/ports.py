@@ -495,10 +495,6 @@ class Transaction(Protocol):
         """Move each position from start to end, if it is at start (R4); return those that are not."""
         ...
 
-    def look(self, pipeline: str) -> Look:
-        """Return the time on the record's clock, and what the sources of a pipeline remember."""
-        ...
-
     def remember(
         self, pipeline: str, source: str, before: Known | None, after: Known, since: datetime | None = None
     ) -> None:

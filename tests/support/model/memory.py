@@ -206,7 +206,10 @@ class MemoryTransaction:
 
     def outlook(self, pipeline: str, slot: str | None) -> Outlook:
         return Outlook(
-            self.look(pipeline), self.reach(pipeline), self.unfinished(pipeline), self.newest(pipeline, slot)
+            Look(datetime.fromtimestamp(self.record.now, UTC), {}),
+            self.reach(pipeline),
+            self.unfinished(pipeline),
+            self.newest(pipeline, slot),
         )
 
     def register(self, pipeline: str, declaration: Json, outputs: Mapping[str, str], changes: object) -> None:
@@ -511,9 +514,6 @@ class MemoryTransaction:
         fixed = {name: len(found.files) for name, found in inputs if found.files}
         owned = [key[1] for key in self._rows("input_file") if (key[0], key[3]) == (pipeline, checkpoint_id)]
         return {name: (count, owned.count(name)) for name, count in fixed.items()}
-
-    def look(self, pipeline: str) -> Look:
-        return Look(datetime.fromtimestamp(self.record.now, UTC), {})
 
     def remember(self, *_: object) -> None:
         raise AssertionError
