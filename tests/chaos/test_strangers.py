@@ -47,6 +47,8 @@ def test_checkpoints_stay_whole_among_strangers(
     said = others[-1].said.splitlines()
     assert [line for line in said if line.startswith("wrong")] == []
     assert [line for line in said if line.startswith("failed") and not GONE.search(line)] == []
+    told = Counter(line.partition(":")[0] for line in said)
+    assert [name for name in strangers.READERS if told[f"read {name}"] <= told[f"failed {name}"]] == []
     pipeline = several_sinks.pipeline(strangers.KINDS)
     assert [found for found in verify(record, pipeline) if found and "rewritten or removed" not in str(found)] == []
     for kind in strangers.DEEDS:

@@ -10,16 +10,19 @@ import deltalake
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from support.pipelines.factories import counted
 from support.sinks.log_table_outputs import rows, stage
 from support.sinks.log_table_promises import Promises
 from support.sinks.log_tables import DeltaFormat, opened
 from twophase.core.errors import ConfigError, Retryable
+from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta
 
 FORM = DeltaFormat()
+STRANGERS = [{"id": -number, "word": "stranger", "frequency": 0} for number in (1, 2)]
 
 
 class TestDelta(Promises):
@@ -162,6 +165,28 @@ def test_the_tables_own_maintenance_eats_neither_staged_files_nor_the_marker(sin
     staged.check()
     assert staged.promote().outcome is Outcome.PROMOTED
     assert counted(FORM.content(sink)) == counted([*rows(1, 3, revision=2), *rows(2), *rows(3)])
+
+
+def test_a_table_whose_old_files_were_vacuumed_is_restored_without_losing_a_row(sink: Delta) -> None:
+    """What the page says: a plain restore is refused then, and one that ignores missing files breaks every reader."""
+    old = stage(sink, 1)
+    old.promote()
+    FORM.append(sink, STRANGERS[0])
+    new = stage(sink, 1, 2, rows(1, 3, revision=2), revision=2, older=old)
+    new.check()
+    FORM.rewrite(sink)
+    rewritten = opened(sink).version()
+    opened(sink).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    FORM.append(sink, STRANGERS[1])
+    assert new.promote().hindrance is Hindrance.REWRITTEN
+    with pytest.raises(DeltaError, match="missing file"):
+        opened(sink).restore(rewritten - 1)
+
+    FORM.restore(sink)
+
+    assert counted(FORM.content(sink)) == counted([*rows(1), *STRANGERS])
+    assert new.promote().outcome is Outcome.PROMOTED
+    assert counted(FORM.content(sink)) == counted([*rows(1, 3, revision=2), *STRANGERS])
 
 
 def test_the_marker_survives_a_log_that_was_cleaned_up(sink: Delta) -> None:

@@ -20,7 +20,10 @@ BOTH = (
     f"put back what is missing and alter the target of dwh so that it takes the rows, {RECOVER};"
     f" or mend the transform and {RESTAGE} --sink dwh --sink lake --reason …`"
 )
-RESTORED = f"restore the table of dwh to before another writer rewrote what is replaced, {RECOVER}"
+RESTORED = (
+    "restore the table of dwh to before another writer rewrote what is replaced, with the rows that came later,"
+    f" {RECOVER}"
+)
 NOT_OURS = (
     f"move away what dwh holds in its place (was the record restored? `twophase reconcile orders` shows it), {RECOVER}"
 )

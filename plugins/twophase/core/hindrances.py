@@ -41,7 +41,9 @@ _MENDING = {
     Hindrance.FOREIGN: (
         "move away what {sinks} holds in its place (was the record restored? `twophase reconcile {pipeline}` shows it)"
     ),
-    Hindrance.REWRITTEN: "restore the table of {sinks} to before another writer rewrote what is replaced",
+    Hindrance.REWRITTEN: (
+        "restore the table of {sinks} to before another writer rewrote what is replaced, with the rows that came later"
+    ),
 }
 
 

@@ -109,7 +109,8 @@ def _restore_delta(replaced: str) -> None:
         for version in range(found.version(), 0, -1)
         if any(replaced in uri for uri in DeltaTable(found.table_uri, version=version).file_uris())
     )
-    found.restore(version, ignore_missing_files=True)  # others vacuum what is theirs
+    found.restore(version, ignore_missing_files=True)  # it lists again what others have vacuumed since
+    opened(lake("delta")).repair()  # and this takes it out, or nobody could read the table
 
 
 def _restore_iceberg(replaced: str) -> None:

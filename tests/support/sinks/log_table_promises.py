@@ -427,6 +427,7 @@ class Promises:
         newer = stage(sink, 1, 2, rows(1, revision=2), revision=2, older=older)
         newer.check()
         form.rewrite(sink)
+        others = foreign(form, sink)
 
         parked = newer.promote()
         form.restore(sink)
@@ -434,7 +435,7 @@ class Promises:
 
         assert (parked.outcome, parked.hindrance) == (Outcome.FAILED, Hindrance.REWRITTEN)
         assert promoted.outcome is Outcome.PROMOTED, promoted.reason
-        assert counted(form.content(sink)) == counted(rows(1, revision=2))
+        assert counted(form.content(sink)) == counted([*rows(1, revision=2), *others])
 
     def test_a_rewrite_in_the_instant_of_a_replacement_doubles_nothing(
         self, form: Format, sink: LogTableSink, monkeypatch: pytest.MonkeyPatch
