@@ -40,6 +40,8 @@ class Inputs:
     added: dict[tuple[str, int], str | None]
     #: Checkpoint → the summary of its fixed input, for those that were read; it never changes.
     summaries: dict[tuple[str, int], dict[str, Any]]
+    #: Of each checkpoint that was looked at, how many files are its own, per source.
+    owned: dict[tuple[str, int], Mapping[str, int]]
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
         """Add the next checkpoint with its fixed input, and make its input files its own; return its number."""
@@ -246,10 +248,12 @@ class Inputs:
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
         """Count the input files of a checkpoint per source: how many were fixed at begin, and how many it owns now."""
-        f = t.input_file.c
-        mine = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id) & f.revision.is_(None)
-        query = select(f.source, func.count()).where(mine)
-        owned = {row[0]: row[1] for row in self.connection.execute(query.group_by(f.source))}
+        if (pipeline, checkpoint_id) not in self.owned:
+            f = t.input_file.c
+            mine = (f.pipeline == pipeline) & (f.checkpoint_id == checkpoint_id) & f.revision.is_(None)
+            query = select(f.source, func.count()).where(mine).group_by(f.source)
+            self.owned[pipeline, checkpoint_id] = {row[0]: row[1] for row in self.connection.execute(query)}
+        owned = self.owned[pipeline, checkpoint_id]
         summary = self._summary(pipeline, checkpoint_id)
         return {source: (fixed["files"], owned.get(source, 0)) for source, fixed in summary.items() if "files" in fixed}
 

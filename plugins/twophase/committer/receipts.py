@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import JSON, Connection, ScalarSelect, func, literal, select, text
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Json, Key, Participant, Revision
@@ -26,7 +27,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
     c = t.checkpoint.c
     join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
     mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
-    columns = (c.inputs, r.inputs.label("own"), r.decided_at)
+    columns = (c.inputs, r.inputs.label("own"), r.decided_at, _files(key).label("files"))
     found = connection.execute(select(*columns).join_from(t.revision, t.checkpoint, join).where(mine)).one()
     return {
         **key._asdict(),
@@ -40,7 +41,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
         "decided_at": found.decided_at.isoformat() if found.decided_at else None,
         "rows": revision.rows,
         "bytes": revision.bytes,
-        **read(connection, key, found.inputs, found.own),
+        **_read(connection, key, found),
         "participants": [asdict(participant) for participant in participants],
         "adopted": None if revision.slot is None else _adopted(connection, key),
     }
@@ -59,15 +60,33 @@ def _adopted(connection: Connection, key: Key) -> Json | None:
     return {**row._mapping, "committed_at": row.committed_at.isoformat(), "participants": found}
 
 
-def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
-    """Return what a revision reads: the checkpoint's input, and the input of this revision alone."""
-    f, i = t.input_file.c, t.input_revision.c
-    files = select(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision).where(
+def _files(key: Key) -> ScalarSelect[Any]:
+    """Return the query for the files that a revision reads, as one list; the last column says whose alone each is."""
+    f = t.input_file.c
+    mine = (
         (f.pipeline == key.pipeline)
         & (f.checkpoint_id == key.checkpoint_id)
         & (f.revision.is_(None) | (f.revision == key.revision))
     )
-    found = [list(row) for row in connection.execute(files.order_by(f.source, f.path))]
+    columns = func.json_build_array(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision)
+    listed = func.json_agg(aggregate_order_by(columns, f.source, f.path))
+    return select(func.coalesce(listed, literal([], JSON))).where(mine).scalar_subquery()
+
+
+def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
+    """Return what a revision reads: the checkpoint's input, and the input of this revision alone."""
+    files = connection.execute(select(_files(key))).scalar_one()
+    return _described(connection, key, inputs, own, files)
+
+
+def _read(connection: Connection, key: Key, found: Any) -> dict[str, Any]:  # noqa: ANN401 - a row
+    return _described(connection, key, found.inputs, found.own, found.files)
+
+
+def _described(
+    connection: Connection, key: Key, inputs: Json, own: Json | None, found: Sequence[list[Any]]
+) -> dict[str, Any]:
+    i = t.input_revision.c
     if own is None:  # this revision has no input of its own
         return {
             "inputs": inputs,

@@ -9,6 +9,7 @@ import getpass
 import math
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ from sqlalchemy import (
     Engine,
     ScalarSelect,
     Text,
+    column,
     create_engine,
     delete,
     exists,
@@ -31,6 +33,7 @@ from sqlalchemy import (
     select,
     union_all,
     update,
+    values,
 )
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, InternalError, OperationalError
@@ -251,6 +254,7 @@ class PostgresTransaction(Inputs):
         self._votes: dict[Key, list[Participant]] = {}
         self.added = {}
         self.summaries = {}
+        self.owned = {}
         #: Whether the locked pipeline has slots that could not begin; mostly not, and then `begun` has nothing to do.
         self._unbegun = False
 
@@ -491,6 +495,7 @@ class PostgresTransaction(Inputs):
         why: str = "",
         bump: bool = False,
         unleased: bool = False,
+        numbered: bool = False,
         **changes: Any,  # noqa: ANN401 - columns of the revision
     ) -> bool:
         """Move a revision by compare-and-set on state and epoch, and add the event.
@@ -509,6 +514,8 @@ class PostgresTransaction(Inputs):
         here = is_this(key) & (r.epoch == epoch) & r.state.in_([state for state in allowed if state is not None])
         if unleased:
             here &= r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
+        if numbered:
+            changes["commit_seq"] = select(self._numbers(key.pipeline).c.number).scalar_subquery()
         change = update(t.revision).where(here).values(state=to, epoch=epoch + bump, **changes)
         if self._told(change, "attempt" if bump else to.lower(), from_=before.state, to=to, why=why, slot=before.slot):
             return True
@@ -676,6 +683,28 @@ class PostgresTransaction(Inputs):
         mine = (c.job_id == key.pipeline) & (c.checkpoint_id == key.checkpoint_id) & (c.revision == key.revision)
         return set(self.connection.execute(select(c.operator_id).where(mine)).scalars())
 
+    @staticmethod
+    def _numbers(pipeline: str) -> Any:  # noqa: ANN401 - a part of a statement
+        """Take the next commit_seq from the locked pipeline row (R12)."""
+        seq = t.pipeline.c.next_commit_seq
+        took = update(t.pipeline).where(t.pipeline.c.name == pipeline).values(next_commit_seq=seq + 1)
+        return took.returning((seq - 1).label("number")).cte("took")
+
+    def mark_promoted(self, key: Key, attempts: Mapping[str, int], *, epoch: int) -> set[str]:
+        """Add the rows of sinks to `committed`, and tell of each and its attempt in the events; return the new ones."""
+        mine = {"job_id": key.pipeline, "subtask_id": 0, "checkpoint_id": key.checkpoint_id, "revision": key.revision}
+        rows = upsert(t.committed).values([{**mine, "operator_id": sink} for sink in attempts])
+        new = rows.on_conflict_do_nothing().returning(t.committed.c.operator_id).cte("new")
+        said = values(column("sink", Text), column("why", Text), name="said").data(
+            [(sink, f"{sink} a{attempt}") for sink, attempt in attempts.items()]
+        )
+        columns = ["pipeline", "checkpoint_id", "revision", "epoch", "who", "action", "why"]
+        what = select(*map(literal, key), literal(epoch), literal(self.who), literal("promoted"), said.c.why).join_from(
+            new, said, said.c.sink == new.c.operator_id
+        )
+        told = insert(t.event).from_select(columns, what).cte("told")
+        return set(self.connection.execute(select(new.c.operator_id).add_cte(told)).scalars())
+
     def mark_committed(self, key: Key, sink: str) -> bool:
         """Add a sink's row to `committed`; False: it is there already."""
         added = self.connection.execute(
@@ -695,7 +724,11 @@ class PostgresTransaction(Inputs):
 
     def receipt(self, revision: Revision, participants: Sequence[Participant]) -> Json:
         """Return all that the record knows of a decided revision; its sinks keep it."""
-        return receipts.receipt(self.connection, revision, participants)
+        found = receipts.receipt(self.connection, revision, participants)
+        which = (revision.key.pipeline, revision.checkpoint_id)
+        self.summaries[which] = found["inputs"]
+        self.owned[which] = Counter(source for source, *_ in found["files"])
+        return found
 
     def reach(self, pipeline: str) -> Reach:
         """Return which decisions of a pipeline the record knows."""

@@ -370,13 +370,15 @@ class Transaction(Protocol):
         why: str = "",
         bump: bool = False,
         unleased: bool = False,
+        numbered: bool = False,
         **changes: Any,  # noqa: ANN401 - columns of the revision
     ) -> bool:
         """Move a revision by compare-and-set on state and epoch, and add the event.
 
         Return True if it moved now, False if it was in that state at this epoch already (a repeated call). Otherwise
         raise Fenced. With `bump` the epoch goes up by one; only then may a state follow itself. With `unleased` a
-        lease that lasts is a reason to raise Fenced too.
+        lease that lasts is a reason to raise Fenced too. With `numbered` it takes the next commit_seq of the locked
+        pipeline (R12).
         """
         ...
 
@@ -447,8 +449,8 @@ class Transaction(Protocol):
         """Note at the pipeline that a sink holds what the record does not know; None: remove the note."""
         ...
 
-    def mark_committed(self, key: Key, sink: str) -> bool:
-        """Add a sink's row to `committed`; False: it is there already."""
+    def mark_promoted(self, key: Key, attempts: Mapping[str, int], *, epoch: int) -> set[str]:
+        """Add the rows of sinks to `committed`, and tell of each and its attempt in the events; return the new ones."""
         ...
 
     def take_commit_seq(self, pipeline: str) -> int:

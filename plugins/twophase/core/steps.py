@@ -175,17 +175,18 @@ class Steps:
             State.COMMITTING,
             epoch=attempt.epoch,
             why=why,
-            commit_seq=tx.take_commit_seq(self.pipeline),
+            numbered=True,
             **totals(participants, self.quarantines),
             error=None,  # an earlier failure no longer matters: this try succeeded
             lease=self.lease,
         )
+        decided = tx.revision(key)
+        receipt = tx.receipt(decided, participants)
         if replaces is None:  # a first commit; an adopted revision 0 has moved no positions either
             self._advance(tx, key)
         hit("commit.inside")
         others = [r for r in unfinished if r.state is State.COMMITTING and r.key != key]
-        decided = tx.revision(key)
-        return Decided(decided, participants, (), tx.receipt(decided, participants), others)
+        return Decided(decided, participants, (), receipt, others)
 
     def decided(self, tx: Transaction, key: Key) -> Decided:
         """Return a decided revision and all that is needed to promote it."""
@@ -246,12 +247,13 @@ class Steps:
         held = tx.hold(key)
         if held.state is not State.COMMITTING:
             return False
+        attempts = {one.name: promotion.attempt or one.attempt for one, promotion in promoted}
+        new = tx.mark_promoted(key, attempts, epoch=held.epoch) if attempts else set()
         for participant, promotion in promoted:
-            if tx.mark_committed(key, participant.name):
-                # The revision was restaged: the sink may hold another attempt than the one the record names.
-                if (held.epoch, promotion.attempt) != (participant.attempt, participant.attempt):
-                    self._adopt_promoted(tx, key, participant, promotion)
-                tx.note(key, "promoted", f"{participant.name} a{promotion.attempt or participant.attempt}")
+            # The revision was restaged: the sink may hold another attempt than the one the record names.
+            restaged = (held.epoch, promotion.attempt) != (participant.attempt, participant.attempt)
+            if participant.name in new and restaged:
+                self._adopt_promoted(tx, key, participant, promotion)
             hit("promote.inside")
         return True
 

@@ -353,12 +353,15 @@ class MemoryTransaction:
         why: str = "",
         bump: bool = False,
         unleased: bool = False,
+        numbered: bool = False,
         **changes: Any,
     ) -> bool:
         before = self.hold(key)
         allowed = ENTERED_FROM[to] - (set() if bump else {to})
         if before.epoch == epoch and before.state in allowed and not (unleased and before.leased):
             row = dict(self._rows("revision")[key], state=to, epoch=epoch + bump)
+            if numbered:
+                changes["commit_seq"] = self.take_commit_seq(key.pipeline)
             if "lease" in changes:
                 lease = changes.pop("lease")
                 row["lease_until"] = None if lease is None else self.record.now + lease
@@ -454,13 +457,16 @@ class MemoryTransaction:
         self._step("committed")
         return {sink for owner, sink in self._rows("committed") if owner == key}
 
-    def mark_committed(self, key: Key, sink: str) -> bool:
-        self._step("mark_committed")
-        self._lock(("committed", (key, sink)))
-        if (key, sink) in self._rows("committed"):
-            return False
-        self._put("committed", (key, sink), self.record.now)
-        return True
+    def mark_promoted(self, key: Key, attempts: Mapping[str, int], *, epoch: int) -> set[str]:
+        new = set()
+        for sink in attempts:
+            self._step("mark_promoted")
+            self._lock(("committed", (key, sink)))
+            if (key, sink) not in self._rows("committed"):
+                self._put("committed", (key, sink), self.record.now)
+                self.note(key, "promoted")
+                new.add(sink)
+        return new
 
     # --- input -------------------------------------------------------------------------------------------------------
 
