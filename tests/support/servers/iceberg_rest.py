@@ -20,7 +20,7 @@ from pathlib import Path
 import pyspark
 
 from support.faults.processes import polls
-from support.servers.jars import jars
+from twophase.local import jars
 from twophase.spark.submit import find_java
 
 CONN_ID = "lake_rest"
@@ -82,7 +82,9 @@ def serving() -> Iterator[int]:
         "CATALOG_WAREHOUSE": str(home / "warehouse"),
     }
     java, _ = find_java(sys.executable)
-    classes = f"{jars('iceberg-rest-1.10.1', JARS)}/*:{Path(pyspark.__file__).parent}/jars/*"
+    classes = ":".join(
+        [*map(str, jars.fetched("iceberg-rest-1.10.1", JARS)), f"{Path(pyspark.__file__).parent}/jars/*"]
+    )
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
             [str(java), "-Xmx256m", "-cp", classes, "org.apache.iceberg.rest.RESTCatalogServer"],

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import pyspark
 
 from support.faults.processes import polls
-from support.servers.jars import jars
-from twophase.local import processes
+from twophase.local import jars, processes
 from twophase.spark.submit import find_java
 
 HOST = "127.0.0.1"
@@ -139,7 +138,8 @@ def _write(path: Path, settings: dict[str, str]) -> None:
 
 def _start(folder: Path, name: str, main: str) -> subprocess.Popen[bytes]:
     java, _ = find_java(sys.executable)
-    classes = os.pathsep.join([str(folder / "conf"), f"{jars('yarn-3.5.0', JARS)}/*", f"{_SPARK}/jars/*"])
+    hadoop = map(str, jars.fetched("yarn-3.5.0", JARS))
+    classes = os.pathsep.join([str(folder / "conf"), *hadoop, f"{_SPARK}/jars/*"])
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.net", "java.nio")]
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
