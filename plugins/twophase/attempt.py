@@ -202,6 +202,7 @@ def fixed_input(fixed: Input) -> dict[str, Any]:
     return {
         "files": fixed.files,
         "ranges": fixed.ranges,
+        "marks": fixed.marks,
         "outputs": outputs,
         "upstream": fixed.upstream,
         "upstream_pipeline": fixed.outputs[0].key.pipeline if fixed.outputs else None,

@@ -24,7 +24,7 @@ from twophase.verification import verify
 pytestmark = pytest.mark.chaos
 
 #: Nobody comes by these here: nothing is replaced, audited or settled.
-NOT_HERE = frozenset({
+NOT_HERE = scenarios.OFFSETS | frozenset({
     *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
     *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
     *("table.created", "table.widened", "reconcile.before", "reconcile.inside", "reconcile.after"),

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from twophase.core import failpoints
-from twophase.core.checkpoint import Input, InputFile, Known
+from twophase.core.checkpoint import Input, InputFile, Known, Position
 from twophase.core.errors import BadRecord, ConfigError, InputChanged
 from twophase.sources import Files, bad_record_scan
 from twophase.sources.base import Source
@@ -35,6 +35,10 @@ class Owned:
 
     def position(self) -> Mapping[str, int]:
         return {}
+
+    def pin(self, positions: Mapping[str, Position]) -> None:
+        msg = "a landing folder has no offsets"
+        raise AssertionError(msg)
 
     def fixed(self) -> Mapping[str, tuple[int, int]]:
         return {}

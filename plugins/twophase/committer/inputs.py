@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,7 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from twophase.committer import claims as slot_claims
 from twophase.committer import queries
 from twophase.committer import tables as t
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, looks
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Position, looks
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
 from twophase.core.ports import Committed, Move
@@ -114,6 +115,7 @@ class Inputs:
             source: Input(
                 files=tuple(files.get(source, ())),
                 ranges=_ranges(fixed),
+                marks=fixed.get("marks", {}),
                 outputs=tuple(outputs.get(source, ())),
                 upstream=upstream.get(source),
                 unversioned=fixed.get("unversioned"),
@@ -242,9 +244,10 @@ class Inputs:
             self.summaries[pipeline, checkpoint_id] = self.connection.execute(query).scalar_one()
         return self.summaries[pipeline, checkpoint_id]
 
-    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
-        """Return the fixed offset ranges of a checkpoint: source → partition → [start, end)."""
-        return {source: _ranges(fixed) for source, fixed in self._summary(pipeline, checkpoint_id).items()}
+    def ranges(self, pipeline: str, checkpoint_id: int) -> dict[str, Input]:
+        """Return what a checkpoint reads by offsets, per source: its ranges and their marks."""
+        summary = self._summary(pipeline, checkpoint_id)
+        return {source: Input(ranges=_ranges(fixed), marks=fixed.get("marks", {})) for source, fixed in summary.items()}
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
         """Count the input files of a checkpoint per source: how many were fixed at begin, and how many it owns now."""
@@ -352,23 +355,36 @@ class Inputs:
         query = select(p.partition, p.off).where((p.pipeline == pipeline) & (p.source == source))
         return {row.partition: row.off for row in self.connection.execute(query)}
 
+    def pin(self, pipeline: str, source: str, positions: Mapping[str, Position]) -> None:
+        """Add positions that are not there; of those at the same offset, replace the mark."""
+        statement = text("""
+            INSERT INTO twophase.position AS p (pipeline, source, partition, off, mark)
+            SELECT :pipeline, :source, n.partition, n.off, CAST(n.mark AS jsonb)
+            FROM unnest(CAST(:partitions AS text[]), CAST(:offsets AS bigint[]), CAST(:marks AS text[]))
+                AS n (partition, off, mark)
+            ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET mark = excluded.mark WHERE p.off = excluded.off""")
+        values: dict[str, Any] = {"pipeline": pipeline, "source": source, "partitions": list(positions)}
+        values |= {"offsets": [at.offset for at in positions.values()]}
+        self.connection.execute(statement, values | {"marks": [_json(at.mark) for at in positions.values()]})
+
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
         """Move each position from start to end, if it is at start (R4); return those that are not.
 
-        A partition's first range sets its position.
+        The first range of a partition that is not pinned sets its position.
         """
         statement = text("""
-            INSERT INTO twophase.position AS p (pipeline, source, partition, off)
-            SELECT :pipeline, n.source, n.partition, n.after
+            INSERT INTO twophase.position AS p (pipeline, source, partition, off, mark)
+            SELECT :pipeline, n.source, n.partition, n.after, CAST(n.mark AS jsonb)
             FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]), CAST(:starts AS bigint[]),
-                        CAST(:ends AS bigint[])) AS n (source, partition, before, after)
-            ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET off = excluded.off
+                        CAST(:ends AS bigint[]), CAST(:marks AS text[])) AS n (source, partition, before, after, mark)
+            ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET off = excluded.off, mark = excluded.mark
             WHERE p.off = (SELECT m.before FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]),
                 CAST(:starts AS bigint[])) AS m (source, partition, before)
                 WHERE (m.source, m.partition) = (p.source, p.partition))
             RETURNING p.source, p.partition""")
-        sources, partitions, starts, ends = map(list, zip(*moves, strict=True))
+        sources, partitions, starts, ends, marks = map(list, zip(*moves, strict=True))
         values = {"sources": sources, "partitions": partitions, "starts": starts, "ends": ends, "pipeline": pipeline}
+        values |= {"marks": [_json(mark) for mark in marks]}
         moved = {(row.source, row.partition) for row in self.connection.execute(statement, values)}
         return [move for move in moves if move[:2] not in moved]
 
@@ -412,6 +428,10 @@ def _came_before(sink: str) -> ColumnElement[bool]:
     earlier = t.revision.alias("earlier").c
     same = (earlier.pipeline == r.pipeline) & (earlier.checkpoint_id == r.checkpoint_id)
     return select(1).where(same & (earlier.commit_seq < r.commit_seq) & _has(earlier, sink)).exists()
+
+
+def _json(mark: Json | None) -> str | None:
+    return None if mark is None else json.dumps(mark)
 
 
 def _ranges(fixed: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -43,7 +43,7 @@ from twophase.committer import claims as slot_claims
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.inputs import Inputs
-from twophase.core.checkpoint import Json, Key, Known, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Json, Key, Known, Output, Participant, Position, Revision, Run
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, StoreUnavailable, Unreachable
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Look, Outlook, Reach
@@ -225,6 +225,13 @@ def _is_newest(pipeline: str, slot: str | None) -> ColumnElement[bool]:
     return mine & t.checkpoint.c.released_at.is_(None)
 
 
+def _positions(pipeline: str) -> ScalarSelect[Any]:
+    """Return a value: all positions of a pipeline, as an array of [source, partition, offset, mark]."""
+    c = t.position.c
+    row = func.jsonb_build_array(c.source, c.partition, c.off, c.mark)
+    return select(func.jsonb_agg(row)).where(c.pipeline == pipeline).scalar_subquery()
+
+
 def _order(revision: Revision) -> tuple[float, Key]:
     """Return a sort key: decided revisions first, by commit_seq."""
     return (math.inf if revision.commit_seq is None else revision.commit_seq), revision.key
@@ -311,7 +318,13 @@ class PostgresTransaction(Inputs):
         """Return what a run reads from the record before it begins."""
         k, p = t.known_files.c, t.pipeline.c
         query = select(
-            func.clock_timestamp().label("at"), p.next_commit_seq, p.behind, k.source, k.newest, k.sums
+            func.clock_timestamp().label("at"),
+            p.next_commit_seq,
+            p.behind,
+            k.source,
+            k.newest,
+            k.sums,
+            _positions(pipeline).label("positions"),
         ).select_from(t.pipeline.outerjoin(t.known_files, k.pipeline == p.name))
         rows = self.connection.execute(query.where(p.name == pipeline)).all()
         if not rows:
@@ -324,7 +337,10 @@ class PostgresTransaction(Inputs):
         found = [(row.arm, to_revision(row)) for row in self.connection.execute(both)]  # each arm can use its index
         unfinished = sorted((one for arm, one in found if arm == 0), key=_order)
         newest = max((one for arm, one in found if arm == 1), key=_standing, default=None)
-        return Outlook(Look(rows[0].at, known), reach, unfinished, newest)
+        positions: dict[str, dict[str, Position]] = {}
+        for source, partition, offset, mark in rows[0].positions or ():
+            positions.setdefault(source, {})[partition] = Position(offset, mark)
+        return Outlook(Look(rows[0].at, known, positions), reach, unfinished, newest)
 
     def revision(self, key: Key) -> Revision:
         """Return one revision."""

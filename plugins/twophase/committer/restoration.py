@@ -239,8 +239,9 @@ def _advance(tx: PostgresTransaction, receipt: Json) -> None:
     if committed is not None and committed.revision > 0:
         return
     moves = moves_of(tx.ranges(key.pipeline, key.checkpoint_id))
-    for source, partition, start, _ in tx.advance(key.pipeline, moves) if moves else ():
-        msg = f"checkpoint {key}: source {source!r} partition {partition} is not at {start}; nothing was changed"
+    for move in tx.advance(key.pipeline, moves) if moves else ():
+        where = f"source {move.source!r} partition {move.partition}"
+        msg = f"checkpoint {key}: {where} is not at {move.start}; nothing was changed"
         raise IllegalTransition(msg)
 
 

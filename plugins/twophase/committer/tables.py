@@ -394,6 +394,8 @@ position = Table(
     Column("source", Text, primary_key=True),
     Column("partition", Text, primary_key=True),
     Column("off", BigInteger, nullable=False),
+    #: What the source noted about the offset; NULL: nothing.
+    Column("mark", JSONB),
     ForeignKeyConstraint(["pipeline"], [pipeline.c.name]),
 )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 #: All migrations in order; the last one is the version of the record that this code expects.
-VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
+VERSIONS = tuple(f"{number:04d}" for number in range(1, 15))
 HEAD = VERSIONS[-1]
 
 #: The advisory lock of every process that migrates this record ("twophase" in bytes, cut to 63 bits).

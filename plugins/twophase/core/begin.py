@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Input, InputFile, Known, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Known, Position, Revision, Run
 from twophase.core.claims import refusal
 from twophase.core.errors import Busy, ConfigError, PromotionPending
 from twophase.core.failpoints import hit
@@ -138,7 +138,8 @@ class Begin:
     def _next_revision(self, tx: Transaction, checkpoint_id: int, found: Found, *, opens: bool) -> Revision:
         """Add the next revision of a checkpoint; only sources that look again at each revision fix input."""
         anew = {name: what for name, what in found.items() if self._anew(name)}
-        inputs = self._fix(tx, anew, tx.ranges(self.pipeline, checkpoint_id))
+        fixed = tx.ranges(self.pipeline, checkpoint_id)
+        inputs = self._fix(tx, anew, {name: input_.ranges for name, input_ in fixed.items()})
         return self._add_revision(tx, checkpoint_id, inputs, opens=opens)
 
     def _add_revision(
@@ -214,6 +215,11 @@ class _Progress:
 
     def position(self) -> Mapping[str, int]:
         return self._tx.position(self._pipeline, self._source)
+
+    def pin(self, positions: Mapping[str, Position]) -> None:
+        if positions:
+            self._tx.pin(self._pipeline, self._source, positions)
+            hit("begin.pinned")
 
     def fixed(self) -> Mapping[str, tuple[int, int]]:
         return self._ranges

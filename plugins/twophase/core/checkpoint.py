@@ -43,6 +43,14 @@ class Known(NamedTuple):
     sums: bytes
 
 
+class Position(NamedTuple):
+    """How far a source's partition has been read: the offset to read next, and what the source noted about it."""
+
+    offset: int
+    #: What the source needs to see later that the offset still means the same records; only the source knows how.
+    mark: Json | None = None
+
+
 class Key(NamedTuple):
     """The identity of a revision; it says nothing of the run or process that works on it."""
 
@@ -72,6 +80,8 @@ class Input:
     files: tuple[InputFile, ...] = ()
     #: Offset sources: partition → half-open range [start, end).
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: Partition → what the source noted about the end of its range; it becomes the mark of the position.
+    marks: Mapping[str, Json] = field(default_factory=dict)
     #: Committed sources: what the other pipeline's revisions put into its sink, and that sink's declaration and schema.
     outputs: tuple[Output, ...] = ()
     upstream: Json | None = None
@@ -91,7 +101,8 @@ class Input:
         if self.unversioned is not None:
             return {"unversioned": self.unversioned}
         if self.ranges:
-            return {"ranges": {name: list(bounds) for name, bounds in self.ranges.items()}}
+            ranges = {"ranges": {name: list(bounds) for name, bounds in self.ranges.items()}}
+            return {**ranges, "marks": dict(self.marks)} if self.marks else ranges
         found = {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
         return found if self.table is None else {**found, "table": self.table}
 

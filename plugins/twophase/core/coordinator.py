@@ -279,9 +279,8 @@ class Coordinator:
         return None
 
     def _discover(self, name: str, slot: str | None, look: Look) -> object:
-        """Let a source look for input, given what it remembered at its last look."""
-        source, known = self.sources[name], look.known.get(name)
-        return source.discover(slot) if known is None else source.discover(slot, known)
+        """Let a source look for input, given what it remembered at its last look, and how far it has been read."""
+        return self.sources[name].discover(slot, look.known.get(name), look.positions.get(name, {}))
 
     def _let_pass(self, changed: InputChanged) -> None:
         """Record the new times of known files if their bytes are the same as before; raise InputChanged otherwise.
@@ -451,6 +450,7 @@ class Coordinator:
         revision = self.transact(lambda tx: tx.revision(key))
         if revision.state is State.COMMITTING:
             self._promote_pending(revision, upto=revision.commit_seq)
+            self.report()
         self.settle()
         return self.transact(lambda tx: tx.revision(key))
 
@@ -459,6 +459,7 @@ class Coordinator:
         if decided.others or decided.revision.state is not State.COMMITTING:
             return self.finish(decided.revision.key)
         done = self._promote(decided, {})
+        self.report()
         self.settle()
         return done
 
@@ -677,6 +678,24 @@ class Coordinator:
             source.settle(checkpoint_id, files)
             self.transact(partial(_settle, self.pipeline, name, checkpoint_id))
             hit("settle.after")
+
+    def report(self) -> None:
+        """Tell the sources that want to know how far they are committed.
+
+        Nothing depends on it, so a failure is a warning. The next call tells everything again.
+        """
+        problems: list[str] = []
+        for name, source in self.sources.items():
+            if source.reports:
+                hit("report.before")
+                with alone(f"pipeline {self.pipeline!r}: source {name!r}: what is committed is not reported", problems):
+                    source.report(self.transact(partial(self._committed_up_to, name)))
+                hit("report.after")
+        for problem in problems:
+            log.warning("%s", problem)
+
+    def _committed_up_to(self, source: str, tx: Transaction) -> dict[str, int]:
+        return self.steps.committed_up_to(tx, source)
 
     def acknowledge(self, revision: Revision, run: Run) -> None:
         """Note that a revision's own run has seen it committed."""

@@ -15,6 +15,7 @@ from twophase.core.errors import ConfigError, TwophaseError
 #: Every failpoint, in the order in which a checkpoint meets them, and how things stand there.
 FAILPOINTS: dict[str, str] = {
     "begin.before": "nothing recorded",
+    "begin.pinned": "where the partitions of a source begin is written, not yet committed to the database",
     "begin.inside": "checkpoint and claims written, not yet committed to the database",
     "adopt.before": "a folder that was there bears the marker of revision 0, which is not recorded",
     "adopt.after": "revision 0 recorded, nothing staged",
@@ -60,6 +61,8 @@ FAILPOINTS: dict[str, str] = {
     "finish.before": "every sink promoted, revision still committing",
     "finish.inside": "COMMITTED written, not yet committed to the database",
     "finish.after": "COMMITTED",
+    "report.before": "COMMITTED, the offsets not reported to the source",
+    "report.after": "COMMITTED, the offsets reported, or a warning logged",
     "settle.before": "committed, input files in the landing folder",
     "settle.moved": "input files archived or deleted, names not freed",
     "settle.after": "input settled",

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Position, Revision, Run
 from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
@@ -118,16 +118,23 @@ class Sink(Protocol):
         ...
 
 
-#: A position that moves: source, partition, start, end.
-Move = tuple[str, str, int, int]
+class Move(NamedTuple):
+    """A position that moves over a fixed range."""
+
+    source: str
+    partition: str
+    start: int
+    end: int
+    #: What the source noted about the end.
+    mark: Json | None = None
 
 
-def moves_of(ranges: Mapping[str, Mapping[str, tuple[int, int]]]) -> list[Move]:
-    """Return the moves that fixed ranges make (source → partition → [start, end)); empty ranges make none."""
+def moves_of(inputs: Mapping[str, Input]) -> list[Move]:
+    """Return the moves that the fixed ranges of each source make; empty ranges make none."""
     return [
-        (source, partition, start, end)
-        for source, partitions in ranges.items()
-        for partition, (start, end) in partitions.items()
+        Move(source, partition, start, end, fixed.marks.get(partition))
+        for source, fixed in inputs.items()
+        for partition, (start, end) in fixed.ranges.items()
         if start != end
     ]
 
@@ -145,6 +152,10 @@ class Progress(Protocol):
 
     def position(self) -> Mapping[str, int]:
         """Return the decided offset per partition."""
+        ...
+
+    def pin(self, positions: Mapping[str, Position]) -> None:
+        """Keep where partitions begin, also if nothing is read now; a mark is kept anew if the offset is the same."""
         ...
 
     def fixed(self) -> Mapping[str, tuple[int, int]]:
@@ -193,6 +204,8 @@ class Look(NamedTuple):
     #: The time on the record's own clock.
     at: datetime
     known: Mapping[str, Known]
+    #: Source → partition → how far it has been read.
+    positions: Mapping[str, Mapping[str, Position]]
 
 
 class Outlook(NamedTuple):
@@ -219,12 +232,25 @@ class Source(Protocol):
         """Return True if input files are archived or deleted after COMMITTED."""
         ...
 
+    @property
+    def reports(self) -> bool:
+        """Return True if it is told after COMMITTED how far it has been read."""
+        ...
+
     def claim(self, slot: str) -> Claim | None:
         """Return the place that only this slot may read; None: slots may read the same. Touches nothing."""
         ...
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
-        """Look for input; may be slow, holds no lock. `known` is what this source remembered last time, if anything."""
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+        """Look for input; may be slow, holds no lock.
+
+        `known` is what this source remembered last time, if anything, and `position` how far each partition was read.
+        """
         ...
 
     def fix(self, found: Any, progress: Progress) -> Input:  # noqa: ANN401 - see discover
@@ -237,6 +263,10 @@ class Source(Protocol):
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
         """Archive or delete a committed checkpoint's files, as `after_commit` says; repeatable. Then names are free."""
+        ...
+
+    def report(self, offsets: Mapping[str, int]) -> None:
+        """Tell others how far each partition is committed; for monitoring only, nothing here depends on it."""
         ...
 
 
@@ -469,8 +499,8 @@ class Transaction(Protocol):
         """Return the row count to compare a revision's with: of what it replaces, or else of the commit before it."""
         ...
 
-    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
-        """Return the fixed offset ranges of a checkpoint: source → partition → [start, end)."""
+    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Input]:
+        """Return what a checkpoint reads by offsets, per source: its ranges and their marks."""
         ...
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
@@ -491,6 +521,10 @@ class Transaction(Protocol):
 
     def position(self, pipeline: str, source: str) -> Mapping[str, int]:
         """Return the decided offset per partition."""
+        ...
+
+    def pin(self, pipeline: str, source: str, positions: Mapping[str, Position]) -> None:
+        """Add positions that are not there; of those at the same offset, replace the mark."""
         ...
 
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:

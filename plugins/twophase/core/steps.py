@@ -218,8 +218,9 @@ class Steps:
     def _advance(self, tx: Transaction, key: Key) -> None:
         """Move the positions over this checkpoint's input, if they are still where it starts (R4)."""
         moves = moves_of(tx.ranges(self.pipeline, key.checkpoint_id))
-        for source, partition, start, _ in tx.advance(self.pipeline, moves) if moves else ():
-            msg = f"checkpoint {key}: source {source!r} partition {partition} is no longer at {start}; refused"
+        for move in tx.advance(self.pipeline, moves) if moves else ():
+            where = f"source {move.source!r} partition {move.partition}"
+            msg = f"checkpoint {key}: {where} is no longer at {move.start}; refused"
             raise IllegalTransition(msg)
         for source, (fixed, owned) in tx.claims(self.pipeline, key.checkpoint_id).items():
             if fixed != owned:
@@ -227,6 +228,15 @@ class Steps:
                 raise IllegalTransition(msg)
 
     # --- after the commit point --------------------------------------------------------------------------------------
+
+    def committed_up_to(self, tx: Transaction, source: str) -> dict[str, int]:
+        """Return how far each partition of a source is COMMITTED; a position is ahead of that while a sink waits."""
+        offsets = dict(tx.position(self.pipeline, source))
+        for revision in tx.unfinished(self.pipeline):
+            if revision.state is State.COMMITTING and revision.in_order:
+                fixed = tx.ranges(self.pipeline, revision.checkpoint_id).get(source, Input())
+                offsets |= {name: min(start, offsets.get(name, start)) for name, (start, _) in fixed.ranges.items()}
+        return offsets
 
     def queue(self, tx: Transaction, mine: Revision) -> list[Revision]:
         """Return the decided revisions to promote together with this one, itself included, by commit_seq (R12).

@@ -1,14 +1,14 @@
 """`Source`, the base of what a checkpoint reads, and who calls its methods.
 
-The coordinator calls `discover` and `fix` at begin, and `settle` after COMMITTED. The runner or the stage task calls
-`written_again` and `summed` before each attempt, and `check` before each attempt and each vote. The Spark driver calls
-`read` and `sifted`.
+The coordinator calls `discover` and `fix` at begin, and `settle` and `report` after COMMITTED. The runner or the stage
+task calls `written_again` and `summed` before each attempt, and `check` before each attempt and each vote. The Spark
+driver calls `read` and `sifted`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -16,7 +16,7 @@ from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from twophase.core.checkpoint import Input, InputFile, Known
+    from twophase.core.checkpoint import Input, InputFile, Known, Position
     from twophase.core.claims import Claim
     from twophase.core.ports import Progress
     from twophase.sinks.base import Sink
@@ -62,10 +62,16 @@ class Source(Declared):
         """Check, before anything is recorded, that this source can be read."""
 
     @abstractmethod
-    def discover(self, slot: str | None = None, known: Known | None = None) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> Any:  # noqa: ANN401 - only this source's own `fix` looks into it
         """Look for input, of a slot if the source is slotted; may be slow, holds no lock.
 
-        `known` is what `fix` last asked the record to remember, if anything.
+        `known` is what `fix` last asked the record to remember, if anything, and `position` how far each partition was
+        read.
         """
 
     @abstractmethod
@@ -116,3 +122,11 @@ class Source(Declared):
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
         """Archive or delete a committed checkpoint's files, as `after_commit` says; repeatable. Then names are free."""
+
+    @property
+    def reports(self) -> bool:
+        """Return True if `report` is to be called after COMMITTED."""
+        return False
+
+    def report(self, offsets: Mapping[str, int]) -> None:
+        """Tell others how far each partition is committed; for monitoring only, nothing here depends on it."""

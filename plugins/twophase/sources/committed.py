@@ -5,9 +5,10 @@ So records pass through several pipelines exactly once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from twophase.core.checkpoint import Input, Known
+from twophase.core.checkpoint import Input, Known, Position
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.sinks.base import Sink
 from twophase.sources import bad_records
@@ -52,7 +53,12 @@ class Committed(Source):
         """Return the constructor's arguments."""
         return {"pipeline": self.pipeline, "sink": self.sink, "max_checkpoints": self.max_checkpoints}
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> None:
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> None:
         """Do nothing: what is committed is in the record, which `fix` asks."""
 
     def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - see discover

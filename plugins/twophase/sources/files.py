@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from twophase.core.checkpoint import Input, InputFile, Known, looks
+from twophase.core.checkpoint import Input, InputFile, Known, Position, looks
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import hit
 from twophase.core.ports import Progress
@@ -126,7 +126,12 @@ class Files(FixedFiles):
                 )
                 raise ConfigError(msg)
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> Found:  # noqa: ARG002 - takes what has landed
+    def discover(
+        self,
+        slot: str | None = None,  # noqa: ARG002 - takes what has landed
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,  # noqa: ARG002 - has no offsets
+    ) -> Found:
         """List the finished files, without those that `known` says are unchanged.
 
         Checksums of the files that one checkpoint would read are computed here, because nothing is locked.

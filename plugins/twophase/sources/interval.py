@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from twophase.core import slots
-from twophase.core.checkpoint import Input, InputFile, Json, Known
+from twophase.core.checkpoint import Input, InputFile, Json, Known, Position
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, InputMissing, NotYet, SinkUnavailable
 from twophase.core.hindrances import Refused
@@ -222,7 +222,12 @@ class Interval(FixedFiles):
         if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
             raise unreadable(folder, self.who)
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> Input:  # noqa: ARG002 - nothing is remembered
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,  # noqa: ARG002 - nothing is remembered
+        position: Mapping[str, Position] | None = None,  # noqa: ARG002 - has no offsets
+    ) -> Input:
         """List the finished files of a slot, sorted by name, or those of a table's newest version."""
         if slot is None:
             msg = f"{self.who}: it goes by slots, found none; say which one: an interval `start/end`, or a key"

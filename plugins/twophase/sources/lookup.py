@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Input, Known
+from twophase.core.checkpoint import Input, Known, Position
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.core.ports import Progress
 from twophase.core.settings import data_path
@@ -62,7 +62,12 @@ class Lookup(FileFormat):
             msg = f"{self.who}: may not read {self.table}; give this user the right to"
             raise ConfigError(msg)
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> None:
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> None:
         """Do nothing: there is nothing to find, the table is read as it is."""
 
     def fix(self, found: None, progress: Progress) -> Input:  # noqa: ARG002 - nothing is fixed

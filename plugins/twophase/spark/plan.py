@@ -28,6 +28,7 @@ class Plan:
     #: `module:function`; None when the caller hands a function to the stager in its own process.
     transform: str | None
     #: name → {"source": declaration, "files": [[path, size, mtime_ns, xxh3], …], "ranges": {partition: [start, end]},
+    #: "marks": {partition: what the source noted about the end},
     #: "outputs": [[checkpoint_id, revision, attempt, handle, manifest], …] with "upstream": the sink's declaration and
     #: "upstream_pipeline", "unversioned": path, "table": a version and its columns}; what a source has no use for may
     #: be left out
@@ -48,6 +49,7 @@ class Plan:
         return Input(
             files=tuple(InputFile(*file) for file in read.get("files", ())),
             ranges={part: (start, end) for part, (start, end) in read.get("ranges", {}).items()},
+            marks=read.get("marks", {}),
             outputs=tuple(
                 Output(Key(read["upstream_pipeline"], checkpoint_id, revision), attempt, handle, manifest)
                 for checkpoint_id, revision, attempt, handle, manifest in read.get("outputs", ())

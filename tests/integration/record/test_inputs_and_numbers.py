@@ -9,21 +9,23 @@ import pytest
 
 from support.pipelines.record_steps import FILES, STEPS, again, bring, make, read, sql
 from twophase.committer.record import PostgresRecord
-from twophase.core.checkpoint import Input, InputFile, Key
+from twophase.core.checkpoint import Input, InputFile, Key, Position
 from twophase.core.errors import InputChanged
+from twophase.core.ports import Move
 from twophase.core.states import State
 
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_fixed_input_comes_back_as_it_was(record: PostgresRecord, pipeline: str) -> None:
-    inputs = {"words": Input(files=FILES), "topic": Input(ranges={"0": (5, 9), "1": (0, 0)}), "none": Input()}
+    topic = Input(ranges={"0": (5, 9), "1": (0, 0)}, marks={"0": {"epoch": 3}})
+    inputs = {"words": Input(files=FILES), "topic": topic, "none": Input()}
 
     key = make(record, pipeline, inputs=inputs)
 
     with record.transaction() as tx:
         assert tx.inputs(key) == inputs
-        assert tx.ranges(pipeline, key.checkpoint_id)["topic"] == {"0": (5, 9), "1": (0, 0)}
+        assert tx.ranges(pipeline, key.checkpoint_id)["topic"] == topic
 
 
 def test_claims_count_what_was_fixed_and_what_is_still_owned(record: PostgresRecord, pipeline: str) -> None:
@@ -102,22 +104,44 @@ def test_files_are_unsettled_from_committed_until_settled(record: PostgresRecord
 def test_a_position_moves_only_from_where_it_is(record: PostgresRecord, pipeline: str) -> None:
     with record.transaction() as tx:
         moved = [
-            not tx.advance(pipeline, [("topic", "0", 5, 9)]),  # the first range of a partition is its first position
-            not tx.advance(pipeline, [("topic", "0", 5, 9)]),
-            not tx.advance(pipeline, [("topic", "0", 8, 12)]),
-            not tx.advance(pipeline, [("topic", "0", 9, 12)]),
-            not tx.advance(pipeline, [("topic", "1", 0, 3)]),
+            not tx.advance(pipeline, [Move("topic", "0", 5, 9)]),  # the first range is its first position
+            not tx.advance(pipeline, [Move("topic", "0", 5, 9)]),
+            not tx.advance(pipeline, [Move("topic", "0", 8, 12)]),
+            not tx.advance(pipeline, [Move("topic", "0", 9, 12)]),
+            not tx.advance(pipeline, [Move("topic", "1", 0, 3)]),
         ]
         found = tx.position(pipeline, "topic")
 
     assert moved == [True, False, False, True, True]
     assert found == {"0": 12, "1": 3}
     with record.transaction() as tx:
-        moves = [("topic", "0", 12, 20), ("topic", "1", 2, 9), ("topic", "2", 7, 8), ("other", "0", 1, 2)]
+        moves = [Move("topic", "0", 12, 20), Move("topic", "1", 2, 9), Move("topic", "2", 7, 8)]
+        moves += [Move("other", "0", 1, 2)]
         assert tx.advance(pipeline, moves) == [moves[1]]
         assert tx.position(pipeline, "topic") == {"0": 20, "1": 3, "2": 8}
     with record.transaction() as tx:
         assert tx.position(pipeline, "other") == {"0": 2}
+
+
+def test_a_pin_stays_where_it_is_and_a_move_takes_the_mark_along(record: PostgresRecord, pipeline: str) -> None:
+    def positions() -> dict[str, Position]:
+        with record.transaction() as tx:
+            return dict(tx.outlook(pipeline, None).look.positions.get("topic", {}))
+
+    before = positions()
+    with record.transaction() as tx:
+        tx.pin(pipeline, "topic", {"0": Position(5, {"epoch": 1}), "1": Position(0)})
+    pinned = positions()
+    with record.transaction() as tx:
+        tx.pin(pipeline, "topic", {"0": Position(7, {"epoch": 9}), "1": Position(0, {"epoch": 2})})
+    again = positions()
+    with record.transaction() as tx:
+        assert not tx.advance(pipeline, [Move("topic", "0", 5, 8, {"epoch": 4}), Move("topic", "1", 0, 2)])
+
+    assert before == {}
+    assert pinned == {"0": Position(5, {"epoch": 1}), "1": Position(0)}
+    assert again == {"0": Position(5, {"epoch": 1}), "1": Position(0, {"epoch": 2})}
+    assert positions() == {"0": Position(8, {"epoch": 4}), "1": Position(2)}
 
 
 def test_of_many_that_advance_from_one_position_one_does(record: PostgresRecord, pipeline: str) -> None:
@@ -126,7 +150,7 @@ def test_of_many_that_advance_from_one_position_one_does(record: PostgresRecord,
     def advance(number: int) -> bool:
         start.wait()
         with record.transaction() as tx:
-            return not tx.advance(pipeline, [("topic", "0", 0, number + 1)])
+            return not tx.advance(pipeline, [Move("topic", "0", 0, number + 1)])
 
     with ThreadPoolExecutor(6) as pool:
         moved = list(pool.map(advance, range(6)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from support.pipelines.factories import SCHEMA, stage_rows, visible
 from support.pipelines.replacement_bench import ME, Bench, words
 from twophase.core import failpoints
-from twophase.core.checkpoint import Input, Key, Known, Output, Run
+from twophase.core.checkpoint import Input, Key, Known, Output, Position, Run
 from twophase.core.errors import Busy, ConfigError, IllegalTransition, Parked, PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Progress
@@ -24,12 +25,18 @@ class Offsets:
     """A source of one partition that has grown to `end`."""
 
     settles = False
+    reports = False
     per_revision = False
 
     def __init__(self) -> None:
         self.end = 10
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> int:
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> int:
         return self.end
 
     def fix(self, found: int, progress: Progress) -> Input:
@@ -39,6 +46,9 @@ class Offsets:
         return []
 
     def settle(self, checkpoint_id: int, files: Any) -> None:
+        raise AssertionError
+
+    def report(self, offsets: Mapping[str, int]) -> None:
         raise AssertionError
 
 

@@ -181,6 +181,9 @@ class Position:
     def fixed(self) -> Mapping[str, tuple[int, int]]:
         return {}
 
+    def pin(self, positions: Any) -> None:
+        raise AssertionError
+
     def new_files(self, found: Any) -> Any:
         raise AssertionError
 

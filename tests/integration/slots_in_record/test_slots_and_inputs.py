@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from support.pipelines.record_book import DECLARED, LEASE, ME, PATIENCE, SCHEMA, THREADS, Book, elsewhere, manifest
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Position, Revision, Run
 from twophase.core.claims import Claim
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Busy, ConfigError, IllegalTransition, StoreUnavailable
@@ -26,6 +26,7 @@ class Day:
     """A source that looks for a slot's input anew each time."""
 
     settles = False
+    reports = False
     per_revision = True
 
     def __init__(self) -> None:
@@ -34,7 +35,12 @@ class Day:
     def claim(self, slot: str) -> Claim | None:
         return None
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> list[InputFile]:
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> list[InputFile]:
         self.looks += 1
         return [InputFile(f"{slot}/{self.looks}.json", 1, self.looks)]
 
@@ -45,6 +51,9 @@ class Day:
         return []
 
     def settle(self, checkpoint_id: int, files: Any) -> None:
+        raise AssertionError
+
+    def report(self, offsets: Mapping[str, int]) -> None:
         raise AssertionError
 
 

@@ -40,8 +40,10 @@ WRITES = ("lake", "copy")
 SENDING = frozenset(name for name in FAILPOINTS if name.startswith("send."))
 #: Failpoints of sinks that are no tables of files.
 OTHER_SINKS = SENDING | {"vote.tried", "promote.marked", "promote.applied", "table.created", "table.widened"}
+#: Failpoints that only sources of offsets come by.
+OFFSETS = frozenset({"begin.pinned", "report.before", "report.after"})
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.
-ELSEWHERE = OTHER_SINKS | frozenset({
+ELSEWHERE = OTHER_SINKS | OFFSETS | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),
     *("sweep.inside", "sweep.swept", "sweep.forgotten", "reconcile.before", "reconcile.inside", "reconcile.after"),
     *("hand_over.before", "hand_over.inside"),

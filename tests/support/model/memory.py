@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Position, Revision, Run
 from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.errors import (
     ConfigError,
@@ -206,7 +206,7 @@ class MemoryTransaction:
 
     def outlook(self, pipeline: str, slot: str | None) -> Outlook:
         return Outlook(
-            Look(datetime.fromtimestamp(self.record.now, UTC), {}),
+            Look(datetime.fromtimestamp(self.record.now, UTC), {}, self._positions(pipeline)),
             self.reach(pipeline),
             self.unfinished(pipeline),
             self.newest(pipeline, slot),
@@ -512,8 +512,8 @@ class MemoryTransaction:
         found: dict[str, Input] = self._rows("checkpoint")[key.pipeline, key.checkpoint_id]["inputs"]
         return {**found, **self._rows("inputs").get(key, {})}
 
-    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Mapping[str, tuple[int, int]]]:
-        return {name: fixed.ranges for name, fixed in self.inputs(Key(pipeline, checkpoint_id, 0)).items()}
+    def ranges(self, pipeline: str, checkpoint_id: int) -> Mapping[str, Input]:
+        return self.inputs(Key(pipeline, checkpoint_id, 0))
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
         inputs = self.inputs(Key(pipeline, checkpoint_id, 0)).items()
@@ -570,17 +570,31 @@ class MemoryTransaction:
 
     def position(self, pipeline: str, source: str) -> Mapping[str, int]:
         self._step("position")
-        return {key[2]: off for key, off in self._rows("position").items() if key[:2] == (pipeline, source)}
+        return {name: at.offset for name, at in self._positions(pipeline).get(source, {}).items()}
+
+    def _positions(self, pipeline: str) -> dict[str, dict[str, Position]]:
+        found: dict[str, dict[str, Position]] = {}
+        for key, at in self._rows("position").items():
+            if key[0] == pipeline:
+                found.setdefault(key[1], {})[key[2]] = at
+        return found
+
+    def pin(self, pipeline: str, source: str, positions: Mapping[str, Position]) -> None:
+        self._step("pin")
+        for partition, at in positions.items():
+            key = (pipeline, source, partition)
+            if self._rows("position").get(key, at).offset == at.offset:
+                self._put("position", key, at)
 
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
         refused = []
         for move in moves:
-            source, partition, start, end = move
             self._step("advance")
-            key = (pipeline, source, partition)
+            key = (pipeline, move.source, move.partition)
             self._lock(("position", key))
-            if self._rows("position").get(key, start) == start:
-                self._put("position", key, end)
+            there = self._rows("position").get(key)
+            if there is None or there.offset == move.start:
+                self._put("position", key, Position(move.end, move.mark))
             else:
                 refused.append(move)
         return refused
@@ -1103,6 +1117,7 @@ class MemorySource:
     """Numbered records in partitions; a checkpoint takes a range that starts at the decided position."""
 
     settles = False
+    reports = False
     per_revision = False
 
     def __init__(self, ends: Mapping[str, int], limit: int, pause: Pause = no_pause) -> None:
@@ -1110,14 +1125,22 @@ class MemorySource:
         self.limit = limit
         self.pause = pause
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> dict[str, int]:
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> dict[str, int]:
         self.pause("source.discover")
         return dict(self.ends)
 
     def fix(self, found: Mapping[str, int], progress: Progress) -> Input:
         position = progress.position()
         starts = {partition: position.get(partition, 0) for partition in found}
-        return Input(ranges={p: (start, max(start, min(found[p], start + self.limit))) for p, start in starts.items()})
+        progress.pin({partition: Position(0, {"end": 0}) for partition in found if partition not in position})
+        ends = {p: max(start, min(found[p], start + self.limit)) for p, start in starts.items()}
+        ranges = {p: (start, ends[p]) for p, start in starts.items()}
+        return Input(ranges=ranges, marks={p: {"end": end} for p, end in ends.items()})
 
     def claim(self, slot: str) -> Claim | None:
         raise NotImplementedError  # nothing here has slots
@@ -1126,6 +1149,9 @@ class MemorySource:
         raise AssertionError
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
+        raise AssertionError
+
+    def report(self, offsets: Mapping[str, int]) -> None:
         raise AssertionError
 
     @staticmethod

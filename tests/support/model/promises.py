@@ -138,8 +138,10 @@ def _check_input(world: World, revisions: dict[Key, Revision], inputs: dict[int,
             ends[partition] = end
             if checkpoint_id in decided:
                 position[partition] = end
-    found = {key[2]: off for key, off in world.record.table("position").items()}
-    must(found == {p: off for p, off in position.items() if off}, "position {}, decided up to {}", found, position)
+    found = {key[2]: at for key, at in world.record.table("position").items()}
+    offsets = {p: at.offset for p, at in found.items() if at.offset}  # pinned at 0 before anything is read
+    must(offsets == {p: off for p, off in position.items() if off}, "position {}, decided up to {}", found, position)
+    must(all(at.mark == {"end": at.offset} for at in found.values()), "a mark of another offset: {}", found)
 
 
 def _check_sink(

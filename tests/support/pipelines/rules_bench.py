@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support.pipelines.factories import SCHEMA, land_words, stage_rows, visible,
 from twophase import Pipeline
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Participant, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Participant, Position, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.ports import Outcome, Progress, Promotion
 from twophase.sinks.files.sink import Files
@@ -46,22 +47,38 @@ class Offsets:
     """A source of one partition that has grown to `end`."""
 
     settles = False
+    reports = False
     per_revision = False
 
     def __init__(self) -> None:
         self.end = 10
+        self.found: Mapping[str, Position] = {}
+        self.told: list[Mapping[str, int]] = []
+        self.pins = False
 
-    def discover(self, slot: str | None = None, known: Known | None = None) -> int:
+    def discover(
+        self,
+        slot: str | None = None,
+        known: Known | None = None,
+        position: Mapping[str, Position] | None = None,
+    ) -> int:
+        self.found = position or {}
         return self.end
 
     def fix(self, found: int, progress: Progress) -> Input:
-        return Input(ranges={"0": (progress.position().get("0", 0), found)})
+        start = progress.position().get("0", found if self.pins else 0)
+        if self.pins:
+            progress.pin({"0": Position(start, {"end": start})})
+        return Input(ranges={"0": (start, found)}, marks={"0": {"end": found}})
 
     def written_again(self, fixed: Any) -> list[InputFile]:
         return []
 
     def settle(self, checkpoint_id: int, files: Any) -> None:
         raise AssertionError
+
+    def report(self, offsets: Mapping[str, int]) -> None:
+        self.told.append(offsets)
 
 
 class Bench:
