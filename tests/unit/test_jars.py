@@ -147,3 +147,11 @@ def test_every_jar_of_kafka_is_pinned_once() -> None:
     assert (len(broker), len(connector)) == (46, 4)
     assert len({jar.file for jar in broker}) == 46
     assert all(len(jar.digest) == 64 for jar in [*broker, *connector])
+
+
+def test_without_a_mirror_jars_come_from_where_spark_fetches_packages() -> None:
+    """No repository is written down here: Spark's own Ivy names it."""
+    found = jars.maven_settings().url
+
+    assert found.startswith("https://")
+    assert found.endswith("/maven2")

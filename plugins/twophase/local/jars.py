@@ -3,21 +3,25 @@
     ~/.cache/twophase/<name>/<jar>    appears complete or not at all; XDG_CACHE_HOME moves the cache
 
 A jar is taken from Maven's repository on this machine if it is there. Otherwise it is fetched by HTTPS from the mirror
-that Maven's settings name, else from Maven Central, through the proxy that the settings or the environment name.
+that Maven's settings name, else from where Spark itself fetches packages (Maven Central), through the proxy that the
+settings or the environment name.
 """
 
 from __future__ import annotations
 
 import base64
 import fnmatch
+import functools
 import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,9 +30,8 @@ from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from twophase.core.errors import ConfigError, StoreUnavailable
+from twophase.spark.submit import find_spark_home
 
-#: Where Maven itself looks if its settings name no mirror.
-CENTRAL = "https://repo.maven.apache.org/maven2"
 _SECONDS = 60.0
 _AT_ONCE = 8
 
@@ -56,10 +59,23 @@ class Settings:
     """What Maven's settings say about where artifacts come from."""
 
     repository: Path = field(default_factory=lambda: Path.home() / ".m2" / "repository")
-    url: str = CENTRAL
+    #: The mirror of Maven Central; empty: Central itself.
+    url: str = ""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     proxy: str | None = field(default=None, repr=False)
     no_proxy: tuple[str, ...] = ()
+
+
+@functools.cache
+def central() -> str:
+    """Return where Spark fetches packages unless it is told otherwise: the default of the Ivy among Spark's jars."""
+    for ivy in (find_spark_home(sys.executable) / "jars").glob("ivy-*.jar"):
+        with zipfile.ZipFile(ivy) as jar:
+            resolver = jar.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class")
+        for url in re.findall(rb"https://[\w./-]+/maven2", resolver):
+            return str(url.decode())
+    msg = "maven: this Spark names no repository; name a mirror of central in ~/.m2/settings.xml"
+    raise ConfigError(msg)
 
 
 def pinned(text: str) -> list[Jar]:
@@ -137,6 +153,7 @@ def maven_settings() -> Settings:
     for path in (*_of_installation(), Path.home() / ".m2" / "settings.xml"):
         if path.exists():
             _read(path, settings)
+    settings.url = settings.url or central()
     return settings
 
 
