@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
-#: Names of settings whose values are secret; Spark calls a key `access.key`, Iceberg `access-key`.
-NAMES = re.compile(r"secret|token|password|credential|access[.-]?key", re.IGNORECASE)
+#: Names of settings whose values are secret; Spark calls a key `access.key`, Iceberg `access-key`, Kafka `ssl.key.pem`.
+NAMES = re.compile(r"secret|token|password|credential|access[.-]?key|key\.pem|jaas|oauthbearer", re.IGNORECASE)
 
 #: Shorter secrets are not hidden: they would match ordinary words.
 _SHORTEST = 6
