@@ -193,7 +193,7 @@ def test_the_record_is_asked_in_sql_by_the_committer_only(module: str) -> None:
         shown(module, imported)
         for imported in imports(module)
         if imported.name in {f"sqlalchemy.{name}" for name in STATEMENTS}
-        or imported.name in {"twophase.committer.record.r", "twophase.committer.record.REVISION"}
+        or imported.name in {"twophase.committer.revision_rows.r", "twophase.committer.revision_rows.REVISION"}
         or imported.is_in("twophase.committer.tables")
     ]
 

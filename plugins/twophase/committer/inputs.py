@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Text, delete, func, insert, literal, select, text, tuple_, update
-from sqlalchemy.dialects.postgresql import JSONB
+import psycopg2.extras
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, text, tuple_, update
 
 from twophase.committer import claims as slot_claims
 from twophase.committer import queries
 from twophase.committer import tables as t
+from twophase.committer.revision_rows import Revisions
+from twophase.committer.statement import Statement
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Position, looks
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
@@ -30,33 +32,108 @@ CLAIM = ("pipeline", "source", *InputFile._fields, "checkpoint_id", "revision")
 #: How often to ask again for revisions that are superseded while they are read.
 TRIES = 100
 
+#: Up to so many files go with their checkpoint in one statement; more by COPY, which takes two thirds of the time.
+FEW = 1000
+_FILE = ("sources", "paths", "sizes", "times", "sums")
+_NONE: dict[str, list[Any]] = {name: [] for name in _FILE}
+
+_ADD = Statement("""
+    WITH taken AS (UPDATE twophase.pipeline SET next_checkpoint_id = next_checkpoint_id + 1 WHERE name = :pipeline
+        RETURNING next_checkpoint_id - 1 AS number),
+    files AS (INSERT INTO twophase.input_file (pipeline, source, path, size, mtime_ns, xxh3, checkpoint_id)
+        SELECT :pipeline, f.source, f.path, f.size, f.mtime_ns, f.xxh3, taken.number FROM taken, unnest(
+            CAST(:sources AS text[]), CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:times AS bigint[]),
+            CAST(:sums AS text[])) AS f (source, path, size, mtime_ns, xxh3))
+    INSERT INTO twophase.checkpoint (pipeline, checkpoint_id, slot, inputs)
+    SELECT :pipeline, number, :slot, :inputs FROM taken RETURNING checkpoint_id""")
+_NEW_FILES = Statement("""
+    SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.xxh3, f.checkpoint_id
+    FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:mtimes AS bigint[]))
+        AS n (path, size, mtime_ns)
+    LEFT JOIN twophase.input_file f
+        ON f.pipeline = :pipeline AND f.source = :source AND f.path = n.path AND f.gone_at IS NULL
+        AND f.revision IS NULL
+    WHERE (f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)) AND NOT EXISTS (
+        SELECT FROM twophase.input_file g WHERE g.pipeline = :pipeline AND g.source = :source
+            AND g.gone_at >= CAST(:since AS timestamptz)
+            AND (g.path, g.size, g.mtime_ns) = (n.path, n.size, n.mtime_ns))""")
+_KEEP_FILES = Statement("""
+    UPDATE twophase.input_file f SET mtime_ns = n.mtime_ns, xxh3 = n.xxh3
+    FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:times AS bigint[]),
+                CAST(:sums AS text[])) AS n (path, size, mtime_ns, xxh3)
+    WHERE f.pipeline = :pipeline AND f.checkpoint_id = :checkpoint_id AND f.source = :source
+      AND (f.path, f.size) = (n.path, n.size)
+      AND (f.xxh3 = n.xxh3 OR (f.xxh3 IS NULL AND f.mtime_ns = n.mtime_ns))""")
+_PIN = Statement("""
+    INSERT INTO twophase.position AS p (pipeline, source, partition, off, mark)
+    SELECT :pipeline, :source, n.partition, n.off, CAST(n.mark AS jsonb)
+    FROM unnest(CAST(:partitions AS text[]), CAST(:offsets AS bigint[]), CAST(:marks AS text[]))
+        AS n (partition, off, mark)
+    ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET mark = excluded.mark WHERE p.off = excluded.off""")
+_ADVANCE = Statement("""
+    INSERT INTO twophase.position AS p (pipeline, source, partition, off, mark)
+    SELECT :pipeline, n.source, n.partition, n.after, CAST(n.mark AS jsonb)
+    FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]), CAST(:starts AS bigint[]),
+                CAST(:ends AS bigint[]), CAST(:marks AS text[])) AS n (source, partition, before, after, mark)
+    ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET off = excluded.off, mark = excluded.mark
+    WHERE p.off = (SELECT m.before FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]),
+        CAST(:starts AS bigint[])) AS m (source, partition, before)
+        WHERE (m.source, m.partition) = (p.source, p.partition))
+    RETURNING p.source, p.partition""")
+_REMEMBER_FIRST = Statement("""
+    INSERT INTO twophase.known_files (pipeline, source, newest, sums)
+    SELECT :pipeline, :source, :newest, :sums WHERE NOT EXISTS (SELECT FROM twophase.input_file
+        WHERE pipeline = :pipeline AND source = :source AND gone_at >= CAST(:since AS timestamptz))
+    ON CONFLICT DO NOTHING""")
+_REMEMBER = Statement("""
+    UPDATE twophase.known_files SET newest = :newest, sums = :sums
+    WHERE pipeline = :pipeline AND source = :source AND newest = :old_newest AND sums = :old_sums""")
+_LAST_SCHEMAS = Statement("""
+    SELECT n.sink, (
+        SELECT p.manifest -> 'schema' FROM twophase.revision r JOIN twophase.participant p
+            ON (p.pipeline, p.checkpoint_id, p.revision) = (r.pipeline, r.checkpoint_id, r.revision) AND p.name = n.sink
+        WHERE r.pipeline = :pipeline AND r.commit_seq IS NOT NULL ORDER BY r.commit_seq DESC LIMIT 1) AS columns
+    FROM unnest(CAST(:sinks AS text[])) AS n (sink)""")
+
 r = t.revision.c
 
 
-class Inputs:
+class Inputs(Revisions):
     """The methods of a transaction that are about input."""
 
-    connection: Connection
-    #: The checkpoints that this transaction has added, each with its slot.
-    added: dict[tuple[str, int], str | None]
-    #: Checkpoint → the summary of its fixed input, for those that were read; it never changes.
-    summaries: dict[tuple[str, int], dict[str, Any]]
-    #: Of each checkpoint that was looked at, how many files are its own, per source.
-    owned: dict[tuple[str, int], Mapping[str, int]]
+    def __init__(self, connection: Connection, who: str) -> None:
+        """Use a connection with an open transaction."""
+        super().__init__(connection, who)
+        #: The checkpoints that this transaction has added, each with its slot.
+        self.added: dict[tuple[str, int], str | None] = {}
+        #: Checkpoint → the summary of its fixed input, for those that were read; it never changes.
+        self.summaries: dict[tuple[str, int], dict[str, Any]] = {}
+        #: Of each checkpoint that was looked at, how many files are its own, per source.
+        self.owned: dict[tuple[str, int], Mapping[str, int]] = {}
 
     def add_checkpoint(self, pipeline: str, slot: str | None, inputs: Mapping[str, Input]) -> int:
         """Add the next checkpoint with its fixed input, and make its input files its own; return its number."""
-        summary = {source: fixed.summary() for source, fixed in inputs.items()}
-        number = t.pipeline.c.next_checkpoint_id
-        took = update(t.pipeline).where(t.pipeline.c.name == pipeline).values(next_checkpoint_id=number + 1)
-        taken = took.returning((number - 1).label("number")).cte("taken")
-        columns = ["pipeline", "checkpoint_id", "slot", "inputs"]
-        values = select(literal(pipeline), taken.c.number, literal(slot, Text), literal(summary, JSONB))
-        added = insert(t.checkpoint).from_select(columns, values).returning(t.checkpoint.c.checkpoint_id)
-        checkpoint_id: int = self.connection.execute(added).scalar_one()
+        files = [(source, *file) for source, fixed in inputs.items() for file in fixed.files]
+        columns = dict(zip(_FILE, map(list, zip(*files, strict=True)), strict=True)) if 0 < len(files) <= FEW else _NONE
+        summary = psycopg2.extras.Json({source: fixed.summary() for source, fixed in inputs.items()})
+        added = _ADD(self.connection, pipeline=pipeline, slot=slot, inputs=summary, **columns)
+        checkpoint_id: int = added.scalar_one()
         self.added[pipeline, checkpoint_id] = slot
-        self.copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
+        if len(files) > FEW:
+            self.copy_files(Key(pipeline, checkpoint_id, 0), inputs, None)
         return checkpoint_id
+
+    def slot(self, pipeline: str, checkpoint_id: int) -> str | None:
+        """Return the slot of a checkpoint."""
+        if (pipeline, checkpoint_id) in self.added:
+            return self.added[pipeline, checkpoint_id]
+        c = t.checkpoint.c
+        query = select(c.slot).where((c.pipeline == pipeline) & (c.checkpoint_id == checkpoint_id))
+        row = self.connection.execute(query).first()
+        if row is None:
+            msg = f"checkpoint {pipeline}/{checkpoint_id}: it is not in the record"
+            raise ConfigError(msg)
+        return row.slot  # type: ignore[no-any-return]
 
     def claim(self, pipeline: str, checkpoint_id: int, claims: Claims) -> Holder | None:
         """Give a checkpoint the places of its slot; return who has one of them already, or None."""
@@ -267,20 +344,11 @@ class Inputs:
 
         Freeing the name of a file deletes what is remembered; a source that looked before that must not restore it.
         """
+        values = {"pipeline": pipeline, "source": source, **after._asdict()}
         if before is None:
-            statement = """
-                INSERT INTO twophase.known_files (pipeline, source, newest, sums)
-                SELECT :pipeline, :source, :newest, :sums WHERE NOT EXISTS (SELECT FROM twophase.input_file
-                    WHERE pipeline = :pipeline AND source = :source AND gone_at >= :since)
-                ON CONFLICT DO NOTHING"""
+            _REMEMBER_FIRST(self.connection, **values, since=since)
         else:
-            statement = """
-                UPDATE twophase.known_files SET newest = :newest, sums = :sums
-                WHERE pipeline = :pipeline AND source = :source AND newest = :old_newest AND sums = :old_sums"""
-        values = {"pipeline": pipeline, "source": source, **after._asdict(), "since": since}
-        if before is not None:
-            values |= {"old_newest": before.newest, "old_sums": before.sums}
-        self.connection.execute(text(statement), values)
+            _REMEMBER(self.connection, **values, old_newest=before.newest, old_sums=before.sums)
 
     def _forget(self, pipeline: str) -> None:
         """Delete what the sources of a pipeline remember, because names of files were freed."""
@@ -295,36 +363,19 @@ class Inputs:
         `since` the folder was listed is left out: it has left the folder. No file is read here, because the pipeline is
         locked. So the error names the changed files whose bytes may be the same, provided that no other changed.
         """
-        query = text("""
-            SELECT n.path, n.size, n.mtime_ns, f.size AS old_size, f.mtime_ns AS old_mtime_ns, f.xxh3, f.checkpoint_id
-            FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:mtimes AS bigint[]))
-                AS n (path, size, mtime_ns)
-            LEFT JOIN twophase.input_file f
-                ON f.pipeline = :pipeline AND f.source = :source AND f.path = n.path AND f.gone_at IS NULL
-                AND f.revision IS NULL
-            WHERE (f.path IS NULL OR (f.size, f.mtime_ns) <> (n.size, n.mtime_ns)) AND NOT EXISTS (
-                SELECT FROM twophase.input_file g WHERE g.pipeline = :pipeline AND g.source = :source
-                    AND g.gone_at >= :since AND (g.path, g.size, g.mtime_ns) = (n.path, n.size, n.mtime_ns))""")
         paths, sizes, mtimes = ([file[column] for file in found] for column in range(3))
         values: dict[str, Any] = {"pipeline": pipeline, "source": source, "since": since}
         values |= {"paths": paths, "sizes": sizes, "mtimes": mtimes}
-        rows = self.connection.execute(query, values).all()
+        rows = _NEW_FILES(self.connection, **values).all()
         _refuse_changed(pipeline, source, [row for row in rows if row.checkpoint_id is not None])
         return [InputFile(row.path, row.size, row.mtime_ns) for row in rows]
 
     def keep_files(self, pipeline: str, checkpoint_id: int, source: str, files: Sequence[InputFile]) -> None:
         """Record the checksums of fixed files, and the new times of those written again with the same bytes."""
-        statement = text("""
-            UPDATE twophase.input_file f SET mtime_ns = n.mtime_ns, xxh3 = n.xxh3
-            FROM unnest(CAST(:paths AS text[]), CAST(:sizes AS bigint[]), CAST(:times AS bigint[]),
-                        CAST(:sums AS text[])) AS n (path, size, mtime_ns, xxh3)
-            WHERE f.pipeline = :pipeline AND f.checkpoint_id = :checkpoint_id AND f.source = :source
-              AND (f.path, f.size) = (n.path, n.size)
-              AND (f.xxh3 = n.xxh3 OR (f.xxh3 IS NULL AND f.mtime_ns = n.mtime_ns))""")
         columns = dict(zip(("paths", "sizes", "times", "sums"), map(list, zip(*files, strict=True)), strict=True))
         values = {"pipeline": pipeline, "checkpoint_id": checkpoint_id, "source": source, **columns}
         if files:
-            self.connection.execute(statement, values)
+            _KEEP_FILES(self.connection, **values)
 
     def unsettled(self, pipeline: str, source: str) -> list[tuple[int, list[InputFile]]]:
         """Return the files of COMMITTED checkpoints that are not settled yet, per checkpoint."""
@@ -357,40 +408,25 @@ class Inputs:
 
     def pin(self, pipeline: str, source: str, positions: Mapping[str, Position]) -> None:
         """Add positions that are not there; of those at the same offset, replace the mark."""
-        statement = text("""
-            INSERT INTO twophase.position AS p (pipeline, source, partition, off, mark)
-            SELECT :pipeline, :source, n.partition, n.off, CAST(n.mark AS jsonb)
-            FROM unnest(CAST(:partitions AS text[]), CAST(:offsets AS bigint[]), CAST(:marks AS text[]))
-                AS n (partition, off, mark)
-            ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET mark = excluded.mark WHERE p.off = excluded.off""")
         values: dict[str, Any] = {"pipeline": pipeline, "source": source, "partitions": list(positions)}
         values |= {"offsets": [at.offset for at in positions.values()]}
-        self.connection.execute(statement, values | {"marks": [_json(at.mark) for at in positions.values()]})
+        _PIN(self.connection, **values, marks=[_json(at.mark) for at in positions.values()])
 
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
         """Move each position from start to end, if it is at start (R4); return those that are not.
 
         The first range of a partition that is not pinned sets its position.
         """
-        statement = text("""
-            INSERT INTO twophase.position AS p (pipeline, source, partition, off, mark)
-            SELECT :pipeline, n.source, n.partition, n.after, CAST(n.mark AS jsonb)
-            FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]), CAST(:starts AS bigint[]),
-                        CAST(:ends AS bigint[]), CAST(:marks AS text[])) AS n (source, partition, before, after, mark)
-            ON CONFLICT ON CONSTRAINT position_pkey DO UPDATE SET off = excluded.off, mark = excluded.mark
-            WHERE p.off = (SELECT m.before FROM unnest(CAST(:sources AS text[]), CAST(:partitions AS text[]),
-                CAST(:starts AS bigint[])) AS m (source, partition, before)
-                WHERE (m.source, m.partition) = (p.source, p.partition))
-            RETURNING p.source, p.partition""")
         sources, partitions, starts, ends, marks = map(list, zip(*moves, strict=True))
         values = {"sources": sources, "partitions": partitions, "starts": starts, "ends": ends, "pipeline": pipeline}
         values |= {"marks": [_json(mark) for mark in marks]}
-        moved = {(row.source, row.partition) for row in self.connection.execute(statement, values)}
+        moved = {(row.source, row.partition) for row in _ADVANCE(self.connection, **values)}
         return [move for move in moves if move[:2] not in moved]
 
     def last_schemas(self, pipeline: str, sinks: Sequence[str]) -> dict[str, list[list[str]] | None]:
         """Return the columns of what was last decided in each sink; None: nothing was."""
-        return {sink: queries.last_schema(self.connection, pipeline, sink) for sink in sinks}
+        rows = _LAST_SCHEMAS(self.connection, pipeline=pipeline, sinks=list(sinks))
+        return {row.sink: row.columns for row in rows}
 
     def rows_before(self, key: Key, slot: str | None, sink: str) -> int | None:
         """Return the row count to compare a revision's with: of what it replaces, or else of the commit before it."""

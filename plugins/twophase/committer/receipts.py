@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import JSON, Connection, ScalarSelect, func, literal, select, text
-from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy import Connection, select, text
 
 from twophase.committer import tables as t
+from twophase.committer.statement import Statement
 from twophase.core.checkpoint import Json, Key, Participant, Revision
 
 r = t.revision.c
@@ -20,15 +20,21 @@ r = t.revision.c
 #: How many checkpoints and revisions one statement looks up.
 BATCH = 10_000
 
+#: What a revision reads; the last column of a file says which revision alone reads it, null: the checkpoint does.
+_READ = Statement("""
+    SELECT k.inputs, r.inputs AS own, r.decided_at, (
+        SELECT coalesce(json_agg(json_build_array(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision)
+            ORDER BY f.source, f.path), '[]')
+        FROM twophase.input_file f WHERE f.pipeline = :pipeline AND f.checkpoint_id = :checkpoint_id
+            AND (f.revision IS NULL OR f.revision = :revision)) AS files
+    FROM twophase.revision r JOIN twophase.checkpoint k USING (pipeline, checkpoint_id)
+    WHERE pipeline = :pipeline AND checkpoint_id = :checkpoint_id AND r.revision = :revision""")
+
 
 def receipt(connection: Connection, revision: Revision, participants: Sequence[Participant]) -> Json:
     """Return the receipt of a decided revision: its run, its times, its input, what each participant voted for."""
     key = revision.key
-    c = t.checkpoint.c
-    join = (c.pipeline == r.pipeline) & (c.checkpoint_id == r.checkpoint_id)
-    mine = (r.pipeline == key.pipeline) & (r.checkpoint_id == key.checkpoint_id) & (r.revision == key.revision)
-    columns = (c.inputs, r.inputs.label("own"), r.decided_at, _files(key).label("files"))
-    found = connection.execute(select(*columns).join_from(t.revision, t.checkpoint, join).where(mine)).one()
+    found = _READ(connection, **key._asdict()).one()
     return {
         **key._asdict(),
         "commit_seq": revision.commit_seq,
@@ -41,7 +47,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
         "decided_at": found.decided_at.isoformat() if found.decided_at else None,
         "rows": revision.rows,
         "bytes": revision.bytes,
-        **_read(connection, key, found),
+        **_described(connection, key, found.inputs, found.own, found.files),
         "participants": [asdict(participant) for participant in participants],
         "adopted": None if revision.slot is None else _adopted(connection, key),
     }
@@ -60,27 +66,10 @@ def _adopted(connection: Connection, key: Key) -> Json | None:
     return {**row._mapping, "committed_at": row.committed_at.isoformat(), "participants": found}
 
 
-def _files(key: Key) -> ScalarSelect[Any]:
-    """Return the query for the files that a revision reads, as one list; the last column says whose alone each is."""
-    f = t.input_file.c
-    mine = (
-        (f.pipeline == key.pipeline)
-        & (f.checkpoint_id == key.checkpoint_id)
-        & (f.revision.is_(None) | (f.revision == key.revision))
-    )
-    columns = func.json_build_array(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision)
-    listed = func.json_agg(aggregate_order_by(columns, f.source, f.path))
-    return select(func.coalesce(listed, literal([], JSON))).where(mine).scalar_subquery()
-
-
 def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
     """Return what a revision reads: the checkpoint's input, and the input of this revision alone."""
-    files = connection.execute(select(_files(key))).scalar_one()
+    files = _READ(connection, **key._asdict()).one().files
     return _described(connection, key, inputs, own, files)
-
-
-def _read(connection: Connection, key: Key, found: Any) -> dict[str, Any]:  # noqa: ANN401 - a row
-    return _described(connection, key, found.inputs, found.own, found.files)
 
 
 def _described(

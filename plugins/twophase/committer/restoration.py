@@ -13,7 +13,8 @@ from sqlalchemy import delete, func, insert, select, text, update
 
 from twophase.committer import receipts
 from twophase.committer import tables as t
-from twophase.committer.record import PostgresTransaction, is_this, r
+from twophase.committer.record import PostgresTransaction
+from twophase.committer.revision_rows import is_this, r
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision
 from twophase.core.errors import IllegalTransition
 from twophase.core.failpoints import hit

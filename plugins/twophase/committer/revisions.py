@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, Engine, func, select
 
-from twophase.committer.record import REVISION, r, to_revision
+from twophase.committer.revision_rows import REVISION, r, to_revision
 from twophase.committer.tables import participant
 from twophase.core.checkpoint import Key, Output, Revision
 from twophase.core.states import State

@@ -401,7 +401,7 @@ class Coordinator:
         overtaken = self._overtaken(attempt)
 
         def step(tx: Transaction) -> Decided:
-            if beyond := held.beyond(tx.lock(self.pipeline)):
+            if beyond := held.beyond(tx.lock(self.pipeline, attempt.key)):
                 raise RecordBehind(beyond)
             self.steps.vote(tx, attempt, votes)
             return self.steps.decide(tx, attempt, why, overtaken)
@@ -424,7 +424,7 @@ class Coordinator:
         overtaken = self._overtaken(revision)
 
         def step(tx: Transaction) -> Decided:
-            tx.lock(self.pipeline)
+            tx.lock(self.pipeline, revision.key)
             return self.steps.decide(tx, revision, why, overtaken)
 
         decided = self.transact(step)

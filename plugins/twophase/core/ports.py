@@ -276,10 +276,10 @@ class Transaction(Protocol):
     A method with an `epoch` acts only while the revision is at that epoch, and raises Fenced otherwise.
     """
 
-    def lock(self, pipeline: str) -> Reach:
+    def lock(self, pipeline: str, holding: Key | None = None) -> Reach:
         """Hold the pipeline's row until the end, so that begins and commit points come one at a time.
 
-        Return which decisions the record knows.
+        With `holding` the row of a revision is held after it. Return which decisions the record knows.
         """
         ...
 
@@ -447,8 +447,10 @@ class Transaction(Protocol):
         """Return the participants of a revision."""
         ...
 
-    def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
-        """Replace all participants of a revision by these."""
+    def open_attempt(
+        self, key: Key, participants: Sequence[Participant], *, epoch: int, why: str = "", lease: float | None = None
+    ) -> None:
+        """Move a revision to OPEN at the epoch after this one, and replace its participants by these (R7)."""
         ...
 
     def put_participant(self, key: Key, participant: Participant) -> None:

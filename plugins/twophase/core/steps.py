@@ -71,12 +71,12 @@ class Steps:
             return held  # an earlier call opened it, and its reply was lost
         if held.run != revision.run:  # another run took it over; that does not change the epoch
             raise Fenced(fenced("attempt", revision, held))
-        tx.move(key, State.OPEN, epoch=revision.epoch, why=f"attempt {epoch}", bump=True, lease=self.lease)
         places = self.places(tx, held, epoch, token)
         sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
         audits = [Participant(name, "audit", epoch) for name in self.audits]
         approvals = [Participant(name, "approval", epoch) for name in self.approvals]
-        tx.replace_participants(key, [*sinks, *audits, *approvals])
+        mine = [*sinks, *audits, *approvals]
+        tx.open_attempt(key, mine, epoch=revision.epoch, why=f"attempt {epoch}", lease=self.lease)
         return tx.revision(key)
 
     def is_opened(self, tx: Transaction, held: Revision, token: str) -> bool:

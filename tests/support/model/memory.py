@@ -199,9 +199,11 @@ class MemoryTransaction:
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
-    def lock(self, pipeline: str) -> Reach:
+    def lock(self, pipeline: str, holding: Key | None = None) -> Reach:
         self._step("lock")
         self._lock(("pipeline", pipeline))
+        if holding is not None:
+            self.hold(holding)
         return self.reach(pipeline)
 
     def outlook(self, pipeline: str, slot: str | None) -> Outlook:
@@ -430,8 +432,10 @@ class MemoryTransaction:
         self._step("participants")
         return [row for (owner, _), row in sorted(self._rows("participant").items()) if owner == key]
 
-    def replace_participants(self, key: Key, participants: Sequence[Participant]) -> None:
-        self._step("replace_participants")
+    def open_attempt(
+        self, key: Key, participants: Sequence[Participant], *, epoch: int, why: str = "", lease: float | None = None
+    ) -> None:
+        self.move(key, State.OPEN, epoch=epoch, why=why, bump=True, lease=lease)
         for owner, name in self._rows("participant"):
             if owner == key:
                 self._put("participant", (owner, name), None)

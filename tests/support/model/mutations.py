@@ -332,8 +332,8 @@ MUTATIONS = (
         "commit_seq from a sequence",
         "R12",
         (
-            core("decide_commit", ("tx.lock(self.pipeline)", "pass")),
-            core("vote_and_commit", ("tx.lock(self.pipeline)", "tx.reach(self.pipeline)")),
+            core("decide_commit", ("tx.lock(self.pipeline, revision.key)", "pass")),
+            core("vote_and_commit", ("tx.lock(self.pipeline, attempt.key)", "tx.reach(self.pipeline)")),
             Edit(
                 memory,
                 MemoryTransaction,

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import text, update
 
 from twophase.committer import tables as t
-from twophase.committer.record import PostgresRecord, PostgresTransaction, r
+from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import link, register
+from twophase.committer.revision_rows import r
 from twophase.core.checkpoint import Input, InputFile, Key, Output, Participant, Run
 from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
