@@ -154,7 +154,7 @@ def test_a_file_that_was_committed_and_archived_since_it_was_found_is_not_taken(
     land_words(files=2, rows=1)
     discover = Files.discover
 
-    def held_up(self: Files, slot: str | None = None, known: Known | None = None) -> Found:
+    def held_up(self: Files, slot: str | None = None, known: Known | None = None, *_: Any) -> Found:
         found = discover(self, slot, known)
         monkeypatch.setattr(Files, "discover", discover)
         assert len(taken(runner)) == 2
