@@ -156,7 +156,8 @@ class Runner:
 
         def take() -> Revision | Opened | None:
             with beginning(self.record, self.pipeline.name, slot, run):
-                self.pipeline.prepare(slot)
+                if slot is not None:  # what has no slot was prepared with the runner
+                    self.pipeline.prepare(slot)
                 self._check_transform()
                 return self.coordinator.open(run, slot=slot, kind=kind)
 

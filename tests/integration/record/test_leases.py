@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 
 from support.pipelines.record_steps import LEASE, ME, bring, events, make, read
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Participant, Run
-from twophase.core.errors import Fenced
+from twophase.core.coordinator import Coordinator
+from twophase.core.errors import Fenced, StoreUnavailable
 from twophase.core.hindrances import Hindrance
+from twophase.core.lease import Lease
+from twophase.core.ports import Transaction
 from twophase.core.states import State
 
 OTHER = Run("dag", "run_2")
@@ -21,6 +26,88 @@ def expire(record: PostgresRecord, key: Key) -> None:
     """Let the lease of a revision have run out."""
     with record.transaction() as tx:
         tx.renew(key, epoch=tx.revision(key).epoch, lease=-1)
+
+
+# --- one thread renews them -----------------------------------------------------------------------------------------
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that a thread does."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if is_so():
+            return
+        pause.wait(0.01)
+    raise TimeoutError
+
+
+def leased(record: PostgresRecord, pipeline: str) -> tuple[Coordinator, Key]:
+    """Return a coordinator with short leases, and a revision whose lease has run out."""
+    key = bring(record, make(record, pipeline), State.OPEN)
+    expire(record, key)
+    return Coordinator(record, pipeline, sources={}, sinks={}, lease=0.3), key
+
+
+def test_one_thread_renews_all_leases_of_a_process(record: PostgresRecord, pipeline: str) -> None:
+    """A checkpoint starts no thread of its own; the lease of each run lasts as long as it works."""
+    one, first = leased(record, pipeline)
+    _, second = leased(record, pipeline)
+    with Lease(one, read(record, first)), Lease(one, read(record, second)):
+        threads = [thread.name for thread in threading.enumerate() if "lease" in thread.name]
+        until(lambda: read(record, first).leased and read(record, second).leased)
+    until(lambda: not read(record, first).leased and not read(record, second).leased)
+
+    assert threads == ["leases"]
+
+
+def test_who_is_fenced_is_told_and_the_others_are_renewed_on(record: PostgresRecord, pipeline: str) -> None:
+    """What is done about one lost lease, however slow, holds up no other."""
+    one, first = leased(record, pipeline)
+    _, second = leased(record, pipeline)
+    told, goes_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        told.set()
+        goes_on.wait()
+
+    with Lease(one, read(record, first), on_lost=slow) as lost, Lease(one, read(record, second)) as kept:
+        with record.transaction() as tx:
+            tx.move(first, State.OPEN, epoch=1, bump=True)
+        assert told.wait(30)
+        expire(record, second)
+        until(lambda: read(record, second).leased)
+        goes_on.set()
+
+    assert (lost.lost, kept.lost) == (True, False)
+    with pytest.raises(Fenced, match=r"expected epoch 1, found 2"):
+        lost.check()
+
+
+def test_a_record_that_is_away_for_a_moment_costs_no_lease(record: PostgresRecord, pipeline: str) -> None:
+    """A renewal that fails is tried again at the next beat."""
+    one, key = leased(record, pipeline)
+    one.record = away = Away(record)
+    with Lease(one, read(record, key)) as lease:
+        until(lambda: away.asked > 1)
+        away.back = True
+        until(lambda: read(record, key).leased)
+
+    assert not lease.lost
+
+
+class Away:
+    """A record that does not answer until it is back."""
+
+    def __init__(self, record: PostgresRecord) -> None:
+        self.record = record
+        self.asked = 0
+        self.back = False
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        self.asked += 1
+        if not self.back:
+            raise StoreUnavailable
+        return self.record.transaction()
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
