@@ -266,9 +266,9 @@ class Backfill:
         runner = self._runner(item.pipeline)
         try:
             if item.checkpoint_id is not None:
-                return Done(item, runner.replace(item.checkpoint_id, me=self._me, campaign=self.started.id))
+                return Done(item, runner.replace(item.checkpoint_id, me=self._me, backfill=self.started.id))
             return Done(
-                item, runner.run(item.slot, reprocess=True, kind="backfill", me=self._me, campaign=self.started.id)
+                item, runner.run(item.slot, reprocess=True, kind="backfill", me=self._me, backfill=self.started.id)
             )
         except (TwophaseError, OSError) as error:
             return Done(item, None, " ".join(str(error).split()))

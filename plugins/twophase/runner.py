@@ -145,7 +145,7 @@ class Runner:
         reprocess: bool = False,
         kind: str = "regular",
         me: Run | None = None,
-        campaign: str | None = None,
+        backfill: str | None = None,
     ) -> Revision | None:
         """Run one checkpoint; return None when there is no new input.
 
@@ -159,22 +159,22 @@ class Runner:
                 if slot is not None:  # what has no slot was prepared with the runner
                     self.pipeline.prepare(slot)
                 self._check_transform()
-                return self.coordinator.open(run, slot=slot, kind=kind)
+                return self.coordinator.open(run, slot=slot, kind=kind, backfill=backfill)
 
         done = self._take_through(take)
         if done is not None and reprocess and done.run != run:
-            return self.replace(done.checkpoint_id, me=run, campaign=campaign)
+            return self.replace(done.checkpoint_id, me=run, backfill=backfill)
         return done
 
     def replace(
-        self, checkpoint_id: int, *, kind: str = "backfill", me: Run | None = None, campaign: str | None = None
+        self, checkpoint_id: int, *, kind: str = "backfill", me: Run | None = None, backfill: str | None = None
     ) -> Revision:
         """Run a new revision of a committed checkpoint; the committed one stays until the new one is promoted."""
         run = me or script()
 
         def take() -> Revision | Opened | None:
             self._check_transform()
-            return self.coordinator.open(run, checkpoint_id=checkpoint_id, kind=kind, campaign=campaign)
+            return self.coordinator.open(run, checkpoint_id=checkpoint_id, kind=kind, backfill=backfill)
 
         done = self._take_through(take)
         if done is None:

@@ -141,7 +141,7 @@ def test_a_revision_that_was_the_latest_when_it_began_is_not_committed_in_the_mi
 
         assert words.rows() == before
         with pytest.raises(ConfigError, match="it cannot be run again"):
-            runner.coordinator.replace(Run(None, "backfill-12345678.none"), 1)
+            runner.coordinator.replace(Run(None, "other"), 1, backfill="backfill-12345678")
 
 
 def test_a_replay_takes_its_checkpoints_in_order(world: Any, record: PostgresRecord) -> None:
@@ -151,10 +151,10 @@ def test_a_replay_takes_its_checkpoints_in_order(world: Any, record: PostgresRec
     mine = Run(None, f"{work.started.id}.mine")
     with Runner(words.pipeline, Staging("upsert"), record=record) as runner:
         with pytest.raises(ConfigError, match="it cannot be run again"):
-            runner.coordinator.replace(mine, 2)
-        assert runner.replace(1, me=mine).revision == 2
+            runner.coordinator.replace(mine, 2, backfill=work.started.id)
+        assert runner.replace(1, me=mine, backfill=work.started.id).revision == 2
 
-        assert runner.coordinator.replace(mine, 2).revision == 2
+        assert runner.coordinator.replace(mine, 2, backfill=work.started.id).revision == 2
 
 
 def test_a_table_that_is_replaced_as_a_whole_shows_its_latest_after_a_replay(world: Any) -> None:

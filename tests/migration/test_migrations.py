@@ -270,6 +270,34 @@ def test_dags_of_the_runs_before_are_linked_to_their_pipelines(engine: Engine) -
     assert [tuple(row) for row in links] == [("orders", "nightly")]
 
 
+def test_what_a_backfill_made_before_is_still_its_own(engine: Engine) -> None:
+    """Before 0015 the id of a script's run began with it; neither a DAG's run nor another's name is taken for one."""
+    runs = {1: (None, "backfill-1a.77"), 2: ("nightly", "backfill-1a.77"), 3: (None, "backfill-1.77"), 4: (None, "me")}
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+        config = versions.alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0014")
+        connection.execute(text("INSERT INTO twophase.pipeline (name, declaration) VALUES ('orders', '{}')"))
+        backfill = "INSERT INTO twophase.backfill (id, pipeline, selection, who) VALUES (:id, 'orders', '[]', 'me')"
+        connection.execute(text(backfill), {"id": "backfill-1a"})
+        for number, (dag_id, run_id) in runs.items():
+            values = {"id": number, "dag_id": dag_id, "run_id": run_id}
+            checkpoint = (
+                "INSERT INTO twophase.checkpoint (pipeline, checkpoint_id, inputs) VALUES ('orders', :id, '{}')"
+            )
+            revision = """INSERT INTO twophase.revision (pipeline, checkpoint_id, revision, state, dag_id, run_id)
+                VALUES ('orders', :id, 1, 'OPEN', :dag_id, :run_id)"""
+            connection.execute(text(checkpoint), values)
+            connection.execute(text(revision), values)
+
+    versions.upgrade(engine)
+
+    with engine.connect() as connection:
+        query = text("SELECT checkpoint_id FROM twophase.revision WHERE backfill = 'backfill-1a'")
+        assert list(connection.execute(query).scalars()) == [1]
+
+
 def test_what_was_stale_before_is_stale_after(engine: Engine) -> None:
     """Since 0007 the database notes it when a revision is replaced; what was replaced before is noted then."""
     with engine.begin() as connection:

@@ -60,13 +60,12 @@ def checkpoints(connection: Connection, pipeline: str, first: int, last: int) ->
     return [(row.checkpoint_id, row.slot) for row in connection.execute(query)]
 
 
-def has_come_to(connection: Connection, pipeline: str, checkpoint_id: int, run_id: str) -> bool:
-    """Return True if the run's backfill goes through the latest checkpoint, and has reached this one.
+def has_come_to(connection: Connection, pipeline: str, checkpoint_id: int, which: str) -> bool:
+    """Return True if a backfill goes through the latest checkpoint, and has reached this one.
 
     The latest is the last one that was decided when the backfill began; those decided since do not count. It has
     reached this one when it has decided a revision of every earlier checkpoint in its range.
     """
-    which = run_id.rpartition(".")[0]
     asked = connection.execute(select(b.selection, b.created_at).where((b.id == which) & (b.pipeline == pipeline)))
     found = asked.first()
     if found is None or "checkpoints" not in found.selection:
@@ -75,7 +74,7 @@ def has_come_to(connection: Connection, pipeline: str, checkpoint_id: int, run_i
     decided = (r.pipeline == pipeline) & r.commit_seq.is_not(None)
     missed = select(r.checkpoint_id).where(decided & (r.checkpoint_id > last) & (r.decided_at < found.created_at))
     earlier = decided & r.checkpoint_id.between(first, checkpoint_id - 1)
-    done = select(r.checkpoint_id).where(earlier & r.run_id.startswith(f"{which}.", autoescape=True))
+    done = select(r.checkpoint_id).where(earlier & (r.backfill == which))
     undone = select(r.checkpoint_id).where(earlier & r.checkpoint_id.not_in(done))
     return first <= checkpoint_id <= last and not any(
         connection.execute(query.limit(1)).first() for query in (missed, undone)

@@ -62,8 +62,9 @@ def _told(change: str, *, before: str = "", beside: str = "") -> Statement:
 
 _ADD = _told(f"""
     INSERT INTO twophase.revision AS r
-        (pipeline, checkpoint_id, revision, state, kind, dag_id, run_id, lease_until)
-    SELECT :pipeline, :checkpoint_id, coalesce(max(o.revision), 0) + 1, :to_state, :kind, :dag_id, :run_id, {_LEASE}
+        (pipeline, checkpoint_id, revision, state, kind, dag_id, run_id, backfill, lease_until)
+    SELECT :pipeline, :checkpoint_id, coalesce(max(o.revision), 0) + 1, :to_state, :kind, :dag_id, :run_id, :backfill,
+        {_LEASE}
     FROM twophase.revision o WHERE o.pipeline = :pipeline AND o.checkpoint_id = :checkpoint_id""")  # noqa: S608 - no user's text
 
 
@@ -94,9 +95,12 @@ def _lease_until(lease: float | None) -> ColumnElement[Any] | None:
 class Moves(Participants, Inputs):
     """The methods of a transaction that change the rows of revisions."""
 
-    def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
+    def add_revision(  # noqa: PLR0913 - its columns
+        self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float, *, backfill: str | None = None
+    ) -> Revision:
         """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
         mine = {"pipeline": pipeline, "checkpoint_id": checkpoint_id, "kind": kind, **run._asdict(), "lease": lease}
+        mine["backfill"] = backfill
         slot = self.slot(pipeline, checkpoint_id)
         added = self._execute(_ADD, mine, "begin", to=State.OPEN, why=f"run {run}", slot=slot)
         if added is None:
@@ -213,14 +217,14 @@ class Moves(Participants, Inputs):
             self.mark_committed(key, name)
         self.event(key, epoch, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")
 
-    def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
-        """Give an undecided revision to this run, unless another run holds a lease on it."""
+    def take_over(self, key: Key, *, epoch: int, run: Run, lease: float, backfill: str | None = None) -> None:
+        """Give an undecided revision to this run and its backfill, unless another run holds a lease on it."""
         before = self.hold(key)
         free = r.lease_until.is_(None) | (r.lease_until <= func.clock_timestamp())
         own = (r.run_id == run.run_id) & r.dag_id.is_not_distinct_from(run.dag_id)
         here = is_this(key) & (r.epoch == epoch) & r.state.in_(UNDECIDED) & (free | own)
         taken = update(t.revision).where(here)
-        values = {"dag_id": run.dag_id, "run_id": run.run_id, "lease_until": _lease_until(lease)}
+        values = {**run._asdict(), "backfill": backfill, "lease_until": _lease_until(lease)}
         self._changed(key)
         if not self.connection.execute(taken.values(values)).rowcount:
             msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"

@@ -20,15 +20,17 @@ r = t.revision.c
 #: How many checkpoints and revisions one statement looks up.
 BATCH = 10_000
 
-#: What a revision reads; the last column of a file says which revision alone reads it, null: the checkpoint does.
-_READ = Statement("""
-    SELECT k.inputs, r.inputs AS own, r.decided_at, (
-        SELECT coalesce(json_agg(json_build_array(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision)
-            ORDER BY f.source, f.path), '[]')
-        FROM twophase.input_file f WHERE f.pipeline = :pipeline AND f.checkpoint_id = :checkpoint_id
-            AND (f.revision IS NULL OR f.revision = :revision)) AS files
+#: The files that a revision reads; the last column says which revision alone reads one, null: the checkpoint does.
+_FILES = """
+    SELECT coalesce(json_agg(json_build_array(f.source, f.path, f.size, f.mtime_ns, f.xxh3, f.revision)
+        ORDER BY f.source, f.path), '[]') AS files
+    FROM twophase.input_file f WHERE f.pipeline = :pipeline AND f.checkpoint_id = :checkpoint_id
+        AND (f.revision IS NULL OR f.revision = :revision)"""
+_ONLY_FILES = Statement(_FILES)
+_READ = Statement(f"""
+    SELECT k.inputs, r.inputs AS own, r.decided_at, ({_FILES})
     FROM twophase.revision r JOIN twophase.checkpoint k USING (pipeline, checkpoint_id)
-    WHERE pipeline = :pipeline AND checkpoint_id = :checkpoint_id AND r.revision = :revision""")
+    WHERE pipeline = :pipeline AND checkpoint_id = :checkpoint_id AND r.revision = :revision""")  # noqa: S608 - no user's text
 
 
 def receipt(connection: Connection, revision: Revision, participants: Sequence[Participant]) -> Json:
@@ -43,6 +45,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
         "slot": revision.slot,
         "dag_id": revision.run.dag_id if revision.run else None,
         "run_id": revision.run.run_id if revision.run else None,
+        "backfill": revision.backfill,
         "created_at": revision.created_at.isoformat() if revision.created_at else None,
         "decided_at": found.decided_at.isoformat() if found.decided_at else None,
         "rows": revision.rows,
@@ -68,7 +71,7 @@ def _adopted(connection: Connection, key: Key) -> Json | None:
 
 def read(connection: Connection, key: Key, inputs: Json, own: Json | None) -> dict[str, Any]:
     """Return what a revision reads: the checkpoint's input, and the input of this revision alone."""
-    files = _READ(connection, **key._asdict()).one().files
+    files = _ONLY_FILES(connection, **key._asdict()).scalar_one()
     return _described(connection, key, inputs, own, files)
 
 

@@ -197,6 +197,7 @@ def _put_revision(tx: PostgresTransaction, receipt: Json, why: str) -> None:
     if tx.connection.execute(select(r.state).where(is_this(key))).first() is not None:
         return
     kept = {name: receipt[name] for name in ("kind", "dag_id", "run_id", "created_at")}
+    kept["backfill"] = receipt.get("backfill")  # not in receipts of earlier versions
     tx.connection.execute(
         insert(t.revision).values(**key._asdict(), **kept, state=State.OPEN, inputs=receipt["own_inputs"])
     )

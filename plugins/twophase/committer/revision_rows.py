@@ -30,8 +30,8 @@ REVISION = select(
 
 #: The columns of a row `r` that `to_revision` needs besides the slot, for statements.
 COLUMNS = (
-    "r.pipeline, r.checkpoint_id, r.revision, r.state, r.epoch, r.kind, r.dag_id, r.run_id, r.parked_reason,"
-    " r.hindrances, r.commit_seq, r.rows, r.bytes, r.error, r.created_at, r.committed_at, r.swept_at,"
+    "r.pipeline, r.checkpoint_id, r.revision, r.state, r.epoch, r.kind, r.dag_id, r.run_id, r.backfill,"
+    " r.parked_reason, r.hindrances, r.commit_seq, r.rows, r.bytes, r.error, r.created_at, r.committed_at, r.swept_at,"
     " r.acknowledged_at, r.job, extract(epoch FROM r.lease_until - clock_timestamp()) AS lease_left"
 )
 #: A condition: the row `r` is this revision's.
@@ -110,6 +110,7 @@ def to_revision(row: Any) -> Revision:  # noqa: ANN401 - a row, whatever else is
         kind=row.kind,
         slot=row.slot,
         run=Run(row.dag_id, row.run_id) if row.run_id else None,
+        backfill=row.backfill,
         lease_left=None if row.lease_left is None else float(row.lease_left),
         parked_reason=row.parked_reason,
         hindrances=row.hindrances or {},
@@ -249,15 +250,16 @@ class Revisions:
         later = (r.pipeline == pipeline) & (r.checkpoint_id > checkpoint_id) & r.commit_seq.is_not(None)
         return self.connection.execute(select(r.commit_seq).where(later).limit(1)).first() is None
 
-    def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
-        """Return True if the run's backfill goes through the latest checkpoint, and has reached this one."""
-        return run.dag_id is None and backfills.has_come_to(self.connection, pipeline, checkpoint_id, run.run_id)
+    def is_replayed(self, pipeline: str, checkpoint_id: int, backfill: str) -> bool:
+        """Return True if a backfill goes through the latest checkpoint, and has reached this one."""
+        return backfills.has_come_to(self.connection, pipeline, checkpoint_id, backfill)
 
-    def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
+    def decided_in(self, pipeline: str, checkpoint_id: int, backfill: str) -> Revision | None:
         """Return the newest decided revision of a checkpoint that a backfill made, or None."""
         mine = (r.pipeline == pipeline) & (r.checkpoint_id == checkpoint_id) & r.commit_seq.is_not(None)
-        ours = r.dag_id.is_(None) & r.run_id.startswith(f"{campaign}.", autoescape=True)
-        row = self.connection.execute(REVISION.where(mine & ours).order_by(r.revision.desc()).limit(1)).first()
+        row = self.connection.execute(
+            REVISION.where(mine & (r.backfill == backfill)).order_by(r.revision.desc()).limit(1)
+        ).first()
         return to_revision(row) if row else None
 
     def reach(self, pipeline: str) -> Reach:

@@ -237,6 +237,8 @@ revision = Table(
     Column("leftovers", Boolean, nullable=False, server_default=text("true")),
     #: Whether a revision of another pipeline that it reads was replaced since; a trigger sets it.
     Column("outdated", Boolean, nullable=False, server_default=text("false")),
+    #: The backfill that made it; not a key, for a backfill may be forgotten before what it made.
+    Column("backfill", Text),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",

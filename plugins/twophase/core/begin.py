@@ -38,6 +38,8 @@ class Begin:
     run: Run
     kind: str
     token: str | None = None
+    #: The backfill that it is for.
+    backfill: str | None = None
     #: The attempt that the last call opened together with the revision, if it did.
     opened: Opened | None = field(default=None, init=False)
 
@@ -79,7 +81,6 @@ class Begin:
         tx: Transaction,
         checkpoint_id: int,
         slot: str | None,
-        campaign: str | None,
         ended: Run | None,
         found: Found,
         objections: Mapping[bool, str | None],
@@ -88,7 +89,7 @@ class Begin:
         self.opened = None
         tx.lock(self.pipeline)
         tx.begun(self.pipeline, slot)
-        if campaign and (done := tx.decided_in(self.pipeline, checkpoint_id, campaign)):
+        if self.backfill and (done := tx.decided_in(self.pipeline, checkpoint_id, self.backfill)):
             return done
         live = tx.live_revision(self.pipeline, checkpoint_id)
         if live is not None and live.state in UNDECIDED:
@@ -104,7 +105,7 @@ class Begin:
 
     def _check_replaceable(self, tx: Transaction, checkpoint_id: int, objections: Mapping[bool, str | None]) -> None:
         """Raise ConfigError if a sink cannot replace what this checkpoint committed."""
-        if any(objections.values()) and (why := objections[self.steps.is_last(tx, checkpoint_id, self.run)]):
+        if any(objections.values()) and (why := objections[self.steps.is_last(tx, checkpoint_id, self.backfill)]):
             msg = f"checkpoint {self.pipeline}/{checkpoint_id}: it cannot be run again: {why}"
             raise ConfigError(msg)
 
@@ -125,7 +126,7 @@ class Begin:
             msg = f"checkpoint {left.key}: it waits for run {left.run}, which has not ended"
             raise Busy(msg)
         tx.begun(self.pipeline, left.slot)
-        tx.adopt(left.key, epoch=left.epoch, run=self.run, lease=self.steps.lease)
+        tx.take_over(left.key, epoch=left.epoch, run=self.run, lease=self.steps.lease, backfill=self.backfill)
         taken = tx.revision(left.key)
         if self.token and self.steps.is_opened(tx, taken, self.token):  # an earlier call opened it; its reply was lost
             self.opened = self.steps.opened(tx, taken)
@@ -145,7 +146,9 @@ class Begin:
     def _add_revision(
         self, tx: Transaction, checkpoint_id: int, inputs: Mapping[str, Input], *, opens: bool, is_new: bool = False
     ) -> Revision:
-        taken = tx.add_revision(self.pipeline, checkpoint_id, self.kind, self.run, self.steps.lease)
+        taken = tx.add_revision(
+            self.pipeline, checkpoint_id, self.kind, self.run, self.steps.lease, backfill=self.backfill
+        )
         if taken.slot is not None:
             self._claim(tx, checkpoint_id, taken.slot)
         anew = {name: fixed for name, fixed in inputs.items() if self._anew(name)}

@@ -128,6 +128,8 @@ class Revision:
     kind: str = "regular"
     slot: str | None = None
     run: Run | None = None
+    #: The backfill that made it.
+    backfill: str | None = None
     #: Seconds until the lease runs out on the record's own clock; None: nobody holds one; negative: it ran out.
     lease_left: float | None = None
     parked_reason: str | None = None

@@ -131,9 +131,9 @@ class Coordinator:
         """
         return self._begin(Begin(self.steps, run, kind), slot)
 
-    def replace(self, run: Run, checkpoint_id: int, *, kind: str = "backfill", campaign: str | None = None) -> Revision:
+    def replace(self, run: Run, checkpoint_id: int, *, kind: str = "backfill", backfill: str | None = None) -> Revision:
         """Begin the next revision of a committed checkpoint; the committed one stays until this one is promoted."""
-        return self._replace(Begin(self.steps, run, kind), checkpoint_id, campaign)
+        return self._replace(Begin(self.steps, run, kind, backfill=backfill), checkpoint_id)
 
     def take(
         self,
@@ -157,16 +157,16 @@ class Coordinator:
         slot: str | None = None,
         checkpoint_id: int | None = None,
         kind: str = "regular",
-        campaign: str | None = None,
+        backfill: str | None = None,
     ) -> Revision | Opened | None:
         """Begin, or replace a committed checkpoint, and open the attempt in the same transaction.
 
         Return a plain Revision if no attempt was opened with it: it is decided, it was taken over, or it is a slot's,
         whose place in the sinks has to be looked at first. `attempt` opens one for the last two.
         """
-        begin = Begin(self.steps, run, kind, secrets.token_hex(4))
+        begin = Begin(self.steps, run, kind, secrets.token_hex(4), backfill)
         if checkpoint_id is not None:
-            taken: Revision | None = self._replace(begin, checkpoint_id, campaign)
+            taken: Revision | None = self._replace(begin, checkpoint_id)
         else:
             taken = self._begin(begin, slot)
         return self._opened(begin, taken)
@@ -224,7 +224,7 @@ class Coordinator:
             outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
         return outlook
 
-    def _replace(self, begin: Begin, checkpoint_id: int, campaign: str | None) -> Revision:
+    def _replace(self, begin: Begin, checkpoint_id: int) -> Revision:
         self.recover(decided_only=True)
         hit("begin.before")
 
@@ -235,7 +235,7 @@ class Coordinator:
         ended = self._ended(live)
         found = {name: source.discover(slot) for name, source in self.sources.items() if source.per_revision}
         objections = {latest: self.objection(latest=latest) for latest in (True, False)}
-        taken = self.transact(lambda tx: begin.replace(tx, checkpoint_id, slot, campaign, ended, found, objections))
+        taken = self.transact(lambda tx: begin.replace(tx, checkpoint_id, slot, ended, found, objections))
         hit("begin.after")
         return taken
 
@@ -254,22 +254,22 @@ class Coordinator:
         if mine is None:
             return self._take_first(begin, slot, checkpoint_id, reprocess=reprocess)
         if mine.state in DECIDED:
-            return self._replace(begin, mine.checkpoint_id, None) if mine.acknowledged else mine
+            return self._replace(begin, mine.checkpoint_id) if mine.acknowledged else mine
         if committed is None or committed.revision == 0:
             return self._begin(begin, slot)
         if mine.state not in UNDECIDED and committed.revision > mine.revision:
             return committed  # this run's revision was aborted, and another run has committed a later one
-        return self._replace(begin, mine.checkpoint_id, None)
+        return self._replace(begin, mine.checkpoint_id)
 
     def _take_first(
         self, begin: Begin, slot: str | None, checkpoint_id: int | None, *, reprocess: bool
     ) -> Revision | None:
         """Begin what is asked of a run that has not worked on anything yet."""
         if checkpoint_id is not None:
-            return self._replace(begin, checkpoint_id, None)
+            return self._replace(begin, checkpoint_id)
         taken = self._begin(begin, slot)
         if taken is not None and reprocess and taken.state in DECIDED:
-            return self._replace(begin, taken.checkpoint_id, None)
+            return self._replace(begin, taken.checkpoint_id)
         return taken
 
     def _ended(self, left: Revision | None) -> Run | None:

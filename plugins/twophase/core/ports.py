@@ -336,8 +336,8 @@ class Transaction(Protocol):
         """Return True if no checkpoint with a higher number has a decided revision."""
         ...
 
-    def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
-        """Return True if the run's backfill goes through the latest checkpoint, and has reached this one.
+    def is_replayed(self, pipeline: str, checkpoint_id: int, backfill: str) -> bool:
+        """Return True if a backfill goes through the latest checkpoint, and has reached this one.
 
         Decisions are final, so a yes at begin is still a yes at the commit point.
         """
@@ -355,7 +355,7 @@ class Transaction(Protocol):
         """Return the newest revision that an Airflow run worked on, of one checkpoint or of any, or None."""
         ...
 
-    def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
+    def decided_in(self, pipeline: str, checkpoint_id: int, backfill: str) -> Revision | None:
         """Return the newest decided revision of a checkpoint that a backfill made, or None."""
         ...
 
@@ -379,7 +379,9 @@ class Transaction(Protocol):
         """Give those checkpoints their places; if two have the same, the second one shares it."""
         ...
 
-    def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
+    def add_revision(  # noqa: PLR0913 - its columns
+        self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float, *, backfill: str | None = None
+    ) -> Revision:
         """Add the next revision of a checkpoint: OPEN, epoch 0, leased."""
         ...
 
@@ -412,8 +414,8 @@ class Transaction(Protocol):
         """
         ...
 
-    def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
-        """Give an undecided revision to this run, unless another run holds a lease on it."""
+    def take_over(self, key: Key, *, epoch: int, run: Run, lease: float, backfill: str | None = None) -> None:
+        """Give an undecided revision to this run and its backfill, unless another run holds a lease on it."""
         ...
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, Json, Key, Output, Participant, Revision, Run
+from twophase.core.checkpoint import Input, Json, Key, Output, Participant, Revision
 from twophase.core.claims import Claim
 from twophase.core.errors import Fenced, IllegalTransition, TooManyPending
 from twophase.core.failpoints import hit
@@ -167,7 +167,7 @@ class Steps:
         self.check_pending(unfinished, held)
         committed = self._committed(tx, held)
         replaces = committed if committed is not None and committed.revision > 0 else None
-        if overtaken and replaces is not None and not self.is_last(tx, key.checkpoint_id, held.run):
+        if overtaken and replaces is not None and not self.is_last(tx, key.checkpoint_id, held.backfill):
             msg = f"checkpoint {key}: it cannot be committed any more: {overtaken}; abort it"
             raise IllegalTransition(msg)
         tx.move(
@@ -193,7 +193,7 @@ class Steps:
         revision, participants = tx.revision(key), tx.participants(key)
         return Decided(revision, participants, tx.committed(key), tx.receipt(revision, participants))
 
-    def is_last(self, tx: Transaction, checkpoint_id: int, run: Run | None) -> bool:
+    def is_last(self, tx: Transaction, checkpoint_id: int, backfill: str | None) -> bool:
         """Return True if no later checkpoint would keep output computed from the old revision.
 
         Slots are unordered, so always true for them. Also true in a backfill through the latest checkpoint, because it
@@ -202,7 +202,7 @@ class Steps:
         return (
             tx.slot(self.pipeline, checkpoint_id) is not None
             or tx.is_latest(self.pipeline, checkpoint_id)
-            or (run is not None and tx.is_replayed(self.pipeline, checkpoint_id, run))
+            or (backfill is not None and tx.is_replayed(self.pipeline, checkpoint_id, backfill))
         )
 
     def check_pending(self, unfinished: Sequence[Revision], mine: Revision) -> None:
@@ -263,11 +263,11 @@ class Steps:
             # The revision was restaged: the sink may hold another attempt than the one the record names.
             restaged = (held.epoch, promotion.attempt) != (participant.attempt, participant.attempt)
             if participant.name in new and restaged:
-                self._adopt_promoted(tx, key, participant, promotion)
+                self._name_promoted(tx, key, participant, promotion)
             hit("promote.inside")
         return True
 
-    def _adopt_promoted(self, tx: Transaction, key: Key, promoted: Participant, promotion: Promotion) -> None:
+    def _name_promoted(self, tx: Transaction, key: Key, promoted: Participant, promotion: Promotion) -> None:
         """Let the record name the attempt that the sink holds (R10).
 
         A restage may have changed the participant since this promoter read it.
@@ -276,7 +276,7 @@ class Steps:
         now = next(p for p in tx.participants(key) if p.name == promoted.name)
         if attempt is not None and (now.attempt, now.manifest.get("digest")) != (attempt, manifest["digest"]):
             tx.put_participant(key, replace(promoted, attempt=attempt, manifest=manifest, vote=True))
-            tx.note(key, "adopted", f"{promoted.name}: attempt {attempt} is what the sink holds")
+            tx.note(key, "attempt found", f"{promoted.name}: attempt {attempt} is what the sink holds")
 
     def park(self, tx: Transaction, key: Key, failed: Failed) -> bool:
         """Park a revision; return False if another process has finished it, so that it may be replaced or swept."""

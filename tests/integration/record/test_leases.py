@@ -118,7 +118,7 @@ def test_a_run_takes_over_what_nobody_holds(record: PostgresRecord, pipeline: st
     expire(record, key)
 
     with record.transaction() as tx:
-        tx.adopt(key, epoch=1, run=OTHER, lease=LEASE)
+        tx.take_over(key, epoch=1, run=OTHER, lease=LEASE)
 
     found = read(record, key)
     assert (found.run, found.leased, found.epoch) == (OTHER, True, 1)
@@ -130,7 +130,7 @@ def test_a_run_takes_its_own_again_without_ado(record: PostgresRecord, pipeline:
     before = events(record, key)
 
     with record.transaction() as tx:
-        tx.adopt(key, epoch=1, run=ME, lease=LEASE)
+        tx.take_over(key, epoch=1, run=ME, lease=LEASE)
 
     assert read(record, key).run == ME
     assert events(record, key) == before
@@ -143,7 +143,7 @@ def test_a_run_cannot_take_what_another_holds_or_what_has_moved_on(
     key = bring(record, make(record, pipeline), state)
 
     with pytest.raises(Fenced, match=r"run dag/run_1 was faster; nothing was changed"), record.transaction() as tx:
-        tx.adopt(key, epoch=epoch, run=run, lease=LEASE)
+        tx.take_over(key, epoch=epoch, run=run, lease=LEASE)
 
     assert read(record, key).run == ME
 
@@ -154,7 +154,7 @@ def test_only_what_is_undecided_is_taken_over(record: PostgresRecord, pipeline: 
     expire(record, key)
 
     with pytest.raises(Fenced), record.transaction() as tx:
-        tx.adopt(key, epoch=1, run=OTHER, lease=LEASE)
+        tx.take_over(key, epoch=1, run=OTHER, lease=LEASE)
 
 
 def test_of_many_that_take_over_at_once_one_does(record: PostgresRecord, pipeline: str) -> None:
@@ -166,7 +166,7 @@ def test_of_many_that_take_over_at_once_one_does(record: PostgresRecord, pipelin
         start.wait()
         try:
             with record.transaction() as tx:
-                tx.adopt(key, epoch=1, run=Run("dag", f"other_{number}"), lease=LEASE)
+                tx.take_over(key, epoch=1, run=Run("dag", f"other_{number}"), lease=LEASE)
         except Fenced:
             return False
         return True
@@ -182,7 +182,7 @@ def test_a_script_and_a_dag_with_one_run_id_are_two_runs(record: PostgresRecord,
     key = bring(record, make(record, pipeline), State.OPEN)
 
     with pytest.raises(Fenced), record.transaction() as tx:
-        tx.adopt(key, epoch=1, run=Run(None, ME.run_id), lease=LEASE)
+        tx.take_over(key, epoch=1, run=Run(None, ME.run_id), lease=LEASE)
 
 
 def test_a_lease_is_renewed_given_up_and_runs_out_on_the_records_clock(record: PostgresRecord, pipeline: str) -> None:

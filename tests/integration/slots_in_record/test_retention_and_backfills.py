@@ -183,10 +183,11 @@ def test_starting_while_the_same_one_ends_starts_a_new_one(book: Book) -> None:
     assert (second.goes_on, second.id == first.id) in {(False, False), (True, True)}
 
 
-def test_what_one_campaign_decided_is_not_anothers(book: Book) -> None:
+def test_what_one_backfill_decided_is_not_anothers(book: Book) -> None:
+    """Nor does the name of a run make it one's: the revision says which backfill it is of."""
     first = book.committed()
     with book.record.transaction() as tx:
-        key = tx.add_revision(book.name, 1, "backfill", Run(None, "backfill-1a.77"), LEASE).key
+        key = tx.add_revision(book.name, 1, "backfill", Run(None, "backfill-1.77"), LEASE, backfill="backfill-1a").key
         undecided = tx.decided_in(book.name, 1, "backfill-1a")
     book.committed(key)
 

@@ -280,11 +280,11 @@ class MemoryTransaction:
         rows = self._rows("revision").items()
         return not any(key[0] == pipeline and key[1] > checkpoint_id and row["commit_seq"] for key, row in rows)
 
-    def is_replayed(self, pipeline: str, checkpoint_id: int, run: Run) -> bool:
-        return False  # nothing here has campaigns
+    def is_replayed(self, pipeline: str, checkpoint_id: int, backfill: str) -> bool:
+        return False  # nothing here has backfills
 
-    def decided_in(self, pipeline: str, checkpoint_id: int, campaign: str) -> Revision | None:
-        raise NotImplementedError  # nothing here has campaigns
+    def decided_in(self, pipeline: str, checkpoint_id: int, backfill: str) -> Revision | None:
+        raise NotImplementedError  # nothing here has backfills
 
     def newest_of_run(self, pipeline: str, run: Run, checkpoint_id: int | None) -> Revision | None:
         raise NotImplementedError  # nothing here runs under Airflow
@@ -313,7 +313,9 @@ class MemoryTransaction:
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
         raise NotImplementedError  # nothing here reads another pipeline
 
-    def add_revision(self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float) -> Revision:
+    def add_revision(
+        self, pipeline: str, checkpoint_id: int, kind: str, run: Run, lease: float, *, backfill: str | None = None
+    ) -> Revision:
         self._step("add_revision")
         numbers = [r.revision for r in self._revisions(pipeline) if r.checkpoint_id == checkpoint_id]
         key = Key(pipeline, checkpoint_id, max(numbers, default=0) + 1)
@@ -378,7 +380,7 @@ class MemoryTransaction:
         msg = f"checkpoint {key}: expected {wanted} at {epoch}, found {before.state} at {before.epoch}"
         raise Fenced(msg)
 
-    def adopt(self, key: Key, *, epoch: int, run: Run, lease: float) -> None:
+    def take_over(self, key: Key, *, epoch: int, run: Run, lease: float, backfill: str | None = None) -> None:
         before = self.hold(key)
         if before.epoch != epoch or before.state not in UNDECIDED or (before.leased and before.run != run):
             msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"

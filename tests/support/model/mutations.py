@@ -310,7 +310,7 @@ MUTATIONS = (
     Mutation(
         "the record keeps its own attempt, not the sink's",
         "R10",
-        (step("_adopt_promoted", ("tx.put_participant(", "(")),),
+        (step("_name_promoted", ("tx.put_participant(", "(")),),
         Limits(loses_staging=False, brings_back=False, objects=True, adopts=True),
     ),
     Mutation(
