@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from twophase.core.coordinator import Coordinator, script_run_ended
+from twophase.core.coordinator import Coordinator
+from twophase.core.parts import script_run_ended
 from twophase.core.settings import lease_seconds
 
 if TYPE_CHECKING:

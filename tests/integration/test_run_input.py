@@ -18,6 +18,7 @@ from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import Busy, Fenced
 from twophase.core.lease import Lease
+from twophase.core.ports import Opened
 from twophase.core.settings import data_path
 from twophase.core.states import DECIDED, State
 from twophase.run_folders import run_folder
@@ -34,21 +35,26 @@ class Airflow:
         self.pipeline = pipeline
         pipeline.prepare()
         enter(record, pipeline)
+        self.opened: dict[Key, Opened] = {}
         self.protocol: Coordinator = coordinator(record, pipeline, run_ended=lambda run: run in self.ended)
 
     def take(
         self, run: Run, *, slot: str | None = None, reprocess: bool = False, number: int | None = None
     ) -> Revision:
-        taken = self.protocol.take(run, slot=slot, reprocess=reprocess, checkpoint_id=number)
+        taken = self.protocol.open_for_task(run, slot=slot, reprocess=reprocess, checkpoint_id=number)
         assert taken is not None
+        if isinstance(taken, Opened):
+            self.opened[taken.revision.key] = taken
+            return taken.revision
         return taken
 
     def stage(self, taken: Revision) -> Revision:
-        attempt = self.protocol.attempt(taken)
+        opened = self.opened.pop(taken.key, None) or self.protocol.opened(self.protocol.attempt(taken))
+        attempt = opened.revision
         staging = Staging(self.protocol, self.pipeline)
         with Lease(self.protocol, attempt) as lease:
             folder = run_folder(attempt.key, attempt.epoch, "test")
-            votes = staging.stage(self.protocol.opened(attempt), PreStaged(), folder, lease)
+            votes = staging.stage(opened, PreStaged(), folder, lease)
             self.protocol.vote_all(attempt, votes, rests=True)
         return attempt
 

@@ -16,7 +16,7 @@ from twophase.core.errors import RecordBehind
 from twophase.core.isolation import alone
 
 if TYPE_CHECKING:
-    from twophase.core.coordinator import Coordinator
+    from twophase.core.parts import Parts
     from twophase.core.ports import Reach, Sink
 
 log = logging.getLogger("twophase")
@@ -39,13 +39,13 @@ class Holdings(NamedTuple):
         return f"{', '.join(strange)}; the record knows up to {reach.next_commit_seq - 1}" if strange else None
 
 
-def check_known(coordinator: Coordinator) -> None:
+def check_known(coordinator: Parts) -> None:
     """Raise RecordBehind if a sink holds what the record does not know, and note that at the pipeline."""
     if why := ahead(coordinator):
         raise RecordBehind(_behind(coordinator, why))
 
 
-def ahead(coordinator: Coordinator) -> str | None:
+def ahead(coordinator: Parts) -> str | None:
     """Say which sinks hold what the record does not know, and note it at the pipeline; None: no sink does."""
     held = ask(coordinator)
     if held == Holdings({}, [], []):
@@ -53,13 +53,13 @@ def ahead(coordinator: Coordinator) -> str | None:
     return _compare(coordinator, held, coordinator.transact(lambda tx: tx.reach(coordinator.pipeline)))
 
 
-def check(coordinator: Coordinator, held: Holdings, reach: Reach) -> None:
+def check(coordinator: Parts, held: Holdings, reach: Reach) -> None:
     """Raise RecordBehind if `held` goes beyond `reach`, which was read from the record after the sinks were asked."""
     if why := _compare(coordinator, held, reach):
         raise RecordBehind(_behind(coordinator, why))
 
 
-def ask(coordinator: Coordinator) -> Holdings:
+def ask(coordinator: Parts) -> Holdings:
     """Ask each sink what it holds.
 
     Read the record afterwards, so that it knows what is committed meanwhile. A sink that cannot be asked is logged; an
@@ -78,7 +78,7 @@ def ask(coordinator: Coordinator) -> Holdings:
     return Holdings(newest, strange, silent)
 
 
-def _compare(coordinator: Coordinator, held: Holdings, reach: Reach) -> str | None:
+def _compare(coordinator: Parts, held: Holdings, reach: Reach) -> str | None:
     why = held.beyond(reach)
     if held.silent and why is None:
         return reach.behind
@@ -87,14 +87,14 @@ def _compare(coordinator: Coordinator, held: Holdings, reach: Reach) -> str | No
     return why
 
 
-def _behind(coordinator: Coordinator, why: str) -> str:
+def _behind(coordinator: Parts, why: str) -> str:
     return (
         f"pipeline {coordinator.pipeline!r}: its record is older than what its sinks hold: {why}; was it restored"
         f" from a backup? `twophase reconcile {coordinator.pipeline}` shows what is missing; nothing was changed"
     )
 
 
-def _lacking(coordinator: Coordinator, sink: Sink) -> list[str]:
+def _lacking(coordinator: Parts, sink: Sink) -> list[str]:
     """Return the revisions that a sink shows and the record has not decided, for a sink that keeps no numbers."""
     held = list(sink.markers(coordinator.pipeline))
     missing = coordinator.transact(lambda tx: tx.lacks(coordinator.pipeline, held)) if held else []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from twophase.core.checkpoint import Revision
-    from twophase.core.coordinator import Coordinator
+    from twophase.core.parts import Parts
 
 log = logging.getLogger("twophase")
 
@@ -32,9 +32,7 @@ BEATS = 3
 class Lease:
     """Has a revision's lease renewed, and notices when a newer attempt has taken over."""
 
-    def __init__(
-        self, coordinator: Coordinator, revision: Revision, on_lost: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, coordinator: Parts, revision: Revision, on_lost: Callable[[], None] = lambda: None) -> None:
         """Be renewed from `with` on; `on_lost` is called when a newer attempt has taken over."""
         self._coordinator = coordinator
         self._revision = revision

@@ -22,7 +22,7 @@ from twophase.core.ports import VISIBLE, Outcome, Promotion
 from twophase.core.states import State
 
 if TYPE_CHECKING:
-    from twophase.core.coordinator import Coordinator
+    from twophase.core.finish import Finish
     from twophase.core.ports import Transaction
 
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Restaging:
     """One restage of a decided revision."""
 
-    coordinator: Coordinator
+    coordinator: Finish
     key: Key
 
     # --- open --------------------------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def run_killing_the_database(nth: int, pid: int) -> None:
 
 
 #: The modules whose functions are the steps of a run.
-STEPS = {f"twophase.{module}" for module in ("core.coordinator", "runner", "attempt")}
+STEPS = {f"twophase.{module}" for module in ("core.coordinator", "core.votes", "core.finish", "runner", "attempt")}
 
 
 def _whose() -> str:

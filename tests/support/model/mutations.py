@@ -21,7 +21,7 @@ from support.model import memory
 from support.model.memory import MemoryPromoter, MemorySink, MemoryTransaction
 from support.model.promises import Violation
 from support.model.schedules import LEASE, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
-from twophase.core import begin, coordinator, dead_output, promotion, recovery, restage, states, steps
+from twophase.core import begin, dead_output, promotion, recovery, restage, states, steps
 from twophase.core.begin import Begin
 from twophase.core.coordinator import Coordinator
 from twophase.core.restage import Restaging
@@ -99,7 +99,8 @@ class Mutation:
 
 
 def core(function: str, *words: tuple[str, str]) -> Edit:
-    return Edit(coordinator, Coordinator, function, words)
+    owner = next(one for one in Coordinator.__mro__ if function in vars(one))
+    return Edit(sys.modules[owner.__module__], owner, function, words)
 
 
 def step(function: str, *words: tuple[str, str]) -> Edit:

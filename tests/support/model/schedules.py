@@ -18,11 +18,7 @@ from unittest import mock
 from support.model.memory import MemoryRecord, MemorySink, MemorySource
 from support.model.memory_log import MemoryLog
 from support.model.promises import PIPELINE, Seen, Violation, check_promises, visible_rows
-from twophase.core import begin as begin_module
-from twophase.core import coordinator as coordinator_module
-from twophase.core import dead_output
-from twophase.core import restage as restaging_module
-from twophase.core import steps as steps_module
+from twophase.core import begin, coordinator, dead_output, finish, restage, steps, votes
 from twophase.core.checkpoint import Json, Key, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, ManifestMismatch, TwophaseError
@@ -651,7 +647,7 @@ def world(limits: Limits | None = None) -> Iterator[World]:
     """Make a world whose processes stop at the failpoints of the shipped code."""
     made = World(limits)
     with ExitStack() as stack:
-        for module in (begin_module, coordinator_module, restaging_module, steps_module):
+        for module in (begin, coordinator, finish, restage, steps, votes):
             stack.enter_context(mock.patch.object(module, "hit", made.pause))
         yield made
 
