@@ -107,7 +107,8 @@ def some(known: list[str]) -> list[int]:
         for step in ("_begin", "vote_and_commit", "_record_all")
         for when in ("before COMMIT", "after COMMIT")
     ]
-    return [known.index(name) + 1 for name in ("vote_and_commit after WITH", *wanted)]
+    inside = len(known) - known[::-1].index("vote_and_commit after EXECUTE")  # all its changes are sent by then
+    return [inside, *(known.index(name) + 1 for name in wanted)]
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["embedded", "outside"])
