@@ -36,7 +36,7 @@ from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.local.record_access import open_record
 from twophase.run_folders import run_folder
 from twophase.unbegun import beginning
-from twophase.wiring import coordinator, enter
+from twophase.wiring import coordinator_of, enter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +127,7 @@ class Runner:
         self.record = record or open_record(dsn, may_start=True)
         with beginning(self.record, pipeline.name, None, script()):
             enter(self.record, pipeline)
-        self.coordinator = coordinator(self.record, pipeline)
+        self.coordinator = coordinator_of(self.record, pipeline)
         self.staging = Staging(self.coordinator, pipeline)
 
     def __enter__(self) -> Self:

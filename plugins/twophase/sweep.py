@@ -15,7 +15,7 @@ from twophase.core.forgotten import check_known
 from twophase.core.isolation import alone
 from twophase.core.states import ENDED
 from twophase.storage import disk
-from twophase.wiring import coordinator
+from twophase.wiring import coordinator_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def sweep(
     """
     from twophase.committer import retention
 
-    check_known(coordinator(record, pipeline))
+    check_known(coordinator_of(record, pipeline))
     expired = _expire(record, pipeline, dry_run=dry_run)
     with record.engine.connect() as connection:
         suspects = retention.suspects(connection, pipeline.name)

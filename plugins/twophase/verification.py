@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from twophase.core.forgotten import ahead
 from twophase.core.isolation import alone
-from twophase.wiring import coordinator
+from twophase.wiring import coordinator_of
 
 if TYPE_CHECKING:
     from twophase.committer.record import PostgresRecord
@@ -39,7 +39,7 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
     """Compare every committed checkpoint with what each sink holds; yield a Verified for each, and the differences."""
     from twophase.committer import queries, revisions
 
-    if why := ahead(coordinator(record, pipeline)):
+    if why := ahead(coordinator_of(record, pipeline)):
         yield Difference(pipeline.name, None, "", f"the record is older than its sinks: {why}")
     for name, sink in pipeline.sinks.items():
         problems: list[str] = []

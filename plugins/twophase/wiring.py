@@ -34,10 +34,10 @@ def enter(record: PostgresRecord, pipeline: Pipeline, *, dag_id: str | None = No
         if dag_id is not None:
             tx.link(pipeline.name, dag_id)
 
-    coordinator(record, pipeline).transact(step)
+    coordinator_of(record, pipeline).transact(step)
 
 
-def coordinator(
+def coordinator_of(
     record: PostgresRecord,
     pipeline: Pipeline,
     *,

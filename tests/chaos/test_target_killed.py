@@ -37,7 +37,7 @@ from twophase.runner import Runner
 from twophase.sinks.postgres import staging_table
 from twophase.storage import database
 from twophase.verification import verify
-from twophase.wiring import coordinator
+from twophase.wiring import coordinator_of
 
 pytestmark = pytest.mark.chaos
 
@@ -109,7 +109,7 @@ class Table:
 
     def recover(self) -> list[tuple[Revision, Decision]]:
         """Finish what is decided, from the record alone."""
-        return coordinator(self.record, self.pipeline).recover(decided_only=True)
+        return coordinator_of(self.record, self.pipeline).recover(decided_only=True)
 
     def settle(self) -> None:
         """Finish what is decided; all of it is there, once, and nothing is left."""

@@ -20,7 +20,7 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
 from twophase.runner import Runner
-from twophase.wiring import coordinator, load
+from twophase.wiring import coordinator_of, load
 
 pytestmark = pytest.mark.chaos
 
@@ -62,7 +62,7 @@ class Decided:
 
     def recover(self) -> None:
         """Finish what is decided, as a process that knows the record alone."""
-        coordinator(self.record, load(self.record, "words")).recover(decided_only=True)
+        coordinator_of(self.record, load(self.record, "words")).recover(decided_only=True)
 
     def states(self) -> set[State]:
         with self.record.transaction() as tx:
@@ -89,7 +89,7 @@ def test_a_notification_of_2_before_1_promotes_1_first(decided: Decided) -> None
     second = decided.decide()
     assert decided.states() == {State.COMMITTING}
 
-    coordinator(decided.record, decided.pipeline).finish(second)
+    coordinator_of(decided.record, decided.pipeline).finish(second)
 
     decided.check()
     promoted = "SELECT checkpoint_id FROM twophase.event WHERE action = 'promoted' ORDER BY id"
@@ -110,7 +110,7 @@ def test_what_was_recovered_is_committed_again_harmlessly(decided: Decided) -> N
     key = decided.decide()
     failpoints.configure("promote.inside=raise")
     with pytest.raises(FailpointError):
-        coordinator(decided.record, decided.pipeline).finish(key)
+        coordinator_of(decided.record, decided.pipeline).finish(key)
     failpoints.configure("")
     assert decided.states() == {State.COMMITTING}
 

@@ -17,7 +17,7 @@ from twophase.core.errors import AuditFailed
 from twophase.core.failpoints import FailpointError
 from twophase.pipeline import Pipeline
 from twophase.runner import Runner
-from twophase.wiring import coordinator, enter
+from twophase.wiring import coordinator_of, enter
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -34,10 +34,10 @@ def begun(record: PostgresRecord) -> Revision:
     """Return the first attempt of a checkpoint that a run of Airflow's has taken."""
     land_words()
     enter(record, words_pipeline())
-    protocol = coordinator(record, words_pipeline())
-    taken = protocol.begin(MINE)
+    coordinator = coordinator_of(record, words_pipeline())
+    taken = coordinator.begin(MINE)
     assert taken
-    return protocol.attempt(taken)
+    return coordinator.attempt(taken)
 
 
 def error() -> str:
@@ -51,20 +51,20 @@ def events(action: str) -> list[str]:
 
 def test_an_abort_takes_over_what_failed_before_it(record: PostgresRecord) -> None:
     """The first sentence of the error is the cause; how the run ended comes after it."""
-    protocol, attempt = coordinator(record, words_pipeline()), begun(record)
+    coordinator, attempt = coordinator_of(record, words_pipeline()), begun(record)
 
-    assert protocol.fail(attempt, "AttemptFailed: no such column (try 1)")
-    protocol.abort(attempt, "run words/manual__1 ended before the commit point")
+    assert coordinator.fail(attempt, "AttemptFailed: no such column (try 1)")
+    coordinator.abort(attempt, "run words/manual__1 ended before the commit point")
 
     assert error() == "AttemptFailed: no such column (try 1); run words/manual__1 ended before the commit point"
     assert events("failed") == ["AttemptFailed: no such column (try 1)"]
 
 
 def test_a_later_try_has_the_last_word_and_a_commit_forgets_both(record: PostgresRecord) -> None:
-    protocol, first = coordinator(record, words_pipeline()), begun(record)
-    protocol.fail(first, "AttemptFailed: one (try 1)")
-    second = protocol.attempt(first)
-    protocol.fail(second, "AttemptFailed: two (try 2)")
+    coordinator, first = coordinator_of(record, words_pipeline()), begun(record)
+    coordinator.fail(first, "AttemptFailed: one (try 1)")
+    second = coordinator.attempt(first)
+    coordinator.fail(second, "AttemptFailed: two (try 2)")
     assert error() == "AttemptFailed: two (try 2)"
 
     with record.engine.begin() as connection:
@@ -78,17 +78,17 @@ def test_a_later_try_has_the_last_word_and_a_commit_forgets_both(record: Postgre
 
 def test_a_failure_of_an_older_copy_is_not_kept(record: PostgresRecord) -> None:
     """Whoever was fenced, or whose run was taken over, or who comes after the decision, writes nothing (R15)."""
-    protocol, first = coordinator(record, words_pipeline()), begun(record)
-    second = protocol.attempt(first)
+    coordinator, first = coordinator_of(record, words_pipeline()), begun(record)
+    second = coordinator.attempt(first)
 
-    assert not protocol.fail(first, "an older attempt")
+    assert not coordinator.fail(first, "an older attempt")
     with record.engine.begin() as connection:
         connection.execute(text("UPDATE twophase.revision SET run_id = 'manual__2'"))
-    assert not protocol.fail(second, "another run's")
+    assert not coordinator.fail(second, "another run's")
     with record.engine.begin() as connection:
         connection.execute(text("UPDATE twophase.revision SET run_id = 'manual__1'"))
-    protocol.abort(second, "it ended")
-    assert not protocol.fail(second, "too late")
+    coordinator.abort(second, "it ended")
+    assert not coordinator.fail(second, "too late")
 
     assert error() == "it ended"
     assert events("failed") == []
@@ -96,22 +96,22 @@ def test_a_failure_of_an_older_copy_is_not_kept(record: PostgresRecord) -> None:
 
 def test_the_same_failure_told_twice_is_one_event(record: PostgresRecord) -> None:
     """The reply may be lost, and the step run again."""
-    protocol, attempt = coordinator(record, words_pipeline()), begun(record)
+    coordinator, attempt = coordinator_of(record, words_pipeline()), begun(record)
 
-    assert [protocol.fail(attempt, "ValueError: x (try 1)") for _ in range(2)] == [True, False]
+    assert [coordinator.fail(attempt, "ValueError: x (try 1)") for _ in range(2)] == [True, False]
     assert events("failed") == ["ValueError: x (try 1)"]
 
 
 def test_a_no_is_the_cause_also_when_its_voter_died_right_after_it(record: PostgresRecord) -> None:
     land_words()
     enter(record, words_pipeline())
-    protocol = coordinator(record, words_pipeline(), approvals=["approval"])
-    taken = protocol.begin(MINE)
+    coordinator = coordinator_of(record, words_pipeline(), approvals=["approval"])
+    taken = coordinator.begin(MINE)
     assert taken
-    attempt = protocol.attempt(taken)
+    attempt = coordinator.attempt(taken)
 
-    protocol.vote(attempt, "approval", yes=False, reason="rejected by anna: wrong month")
-    protocol.abort(attempt, "run words/manual__1 ended before the commit point")
+    coordinator.vote(attempt, "approval", yes=False, reason="rejected by anna: wrong month")
+    coordinator.abort(attempt, "run words/manual__1 ended before the commit point")
 
     assert error().startswith("approval: rejected by anna: wrong month; run words/manual__1 ended")
 
@@ -119,12 +119,12 @@ def test_a_no_is_the_cause_also_when_its_voter_died_right_after_it(record: Postg
 @pytest.mark.parametrize("known", [None, "NoSpace: lake is full (try 3)"])
 def test_recovery_names_the_last_known_failure_and_how_the_run_ended(record: PostgresRecord, known: str | None) -> None:
     attempt = begun(record)
-    protocol = coordinator(record, words_pipeline(), run_ended=lambda run: f"run {run} ended as failed")
+    coordinator = coordinator_of(record, words_pipeline(), run_ended=lambda run: f"run {run} ended as failed")
     if known:
-        protocol.fail(attempt, known)
-    protocol.rest(attempt)
+        coordinator.fail(attempt, known)
+    coordinator.rest(attempt)
 
-    protocol.recover()
+    coordinator.recover()
 
     assert error() == "; ".join(filter(None, [known, "recovery: run words/manual__1 ended as failed"]))
 

@@ -46,7 +46,7 @@ from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage.base import DISK
 from twophase.sweep import sweep
 from twophase.verification import verify
-from twophase.wiring import coordinator
+from twophase.wiring import coordinator_of
 
 #: Sinks of every kind, each holding what it has to.
 EVERY = "+".join(kind for kind in several_sinks.LOCAL if kind != "retracted")
@@ -75,13 +75,13 @@ def run(kinds: str, **more: Any) -> None:
 def look(record: PostgresRecord, kinds: str) -> Survey:
     """Ask what the record has forgotten."""
     declared = several_sinks.pipeline(kinds)
-    return survey(record, declared, coordinator(record, declared))
+    return survey(record, declared, coordinator_of(record, declared))
 
 
 def apply(record: PostgresRecord, kinds: str) -> Survey:
     """Bring the record up to its sinks."""
     declared = several_sinks.pipeline(kinds)
-    return reconcile(record, declared, coordinator(record, declared), "restored")[0]
+    return reconcile(record, declared, coordinator_of(record, declared), "restored")[0]
 
 
 def check(record: PostgresRecord, kinds: str, rows: list[Row]) -> None:
@@ -278,7 +278,7 @@ def test_a_sink_that_cannot_be_asked_is_told_of_and_takes_back_nothing_that_it_s
     declared = several_sinks.pipeline("postgres")
 
     with pytest.raises(RecordBehind, match="sink 'postgres' was given commit_seq 2"):
-        check_known(coordinator(record, declared))
+        check_known(coordinator_of(record, declared))
 
     assert "pipeline 'words': not asked whether it holds what the record lacks: sink 'postgres'" in caplog.text
 
@@ -309,7 +309,7 @@ def test_a_sink_that_is_down_holds_up_only_itself(
     for name, value in there.items():
         monkeypatch.setenv(name, value)
     assert not apply(record, kinds)
-    check_known(coordinator(record, several_sinks.pipeline(kinds)))
+    check_known(coordinator_of(record, several_sinks.pipeline(kinds)))
     assert states(record)[-1] == (2, 1, 2, "COMMITTED")
     run(kinds)
     check(record, kinds, rows)
@@ -424,7 +424,7 @@ def test_slots_that_were_adopted_run_and_replaced_are_known_again(backups: Backu
             with pytest.raises(RecordBehind):
                 runner.run(slot)
 
-        reconcile(record, declared, coordinator(record, declared), "restored")
+        reconcile(record, declared, coordinator_of(record, declared), "restored")
 
         assert states(record, "days") == before
         for slot in slots:
@@ -468,10 +468,10 @@ def test_a_chain_is_reconciled_upstream_first_and_goes_on_where_it_was(
     with pytest.raises(RecordBehind, match="copies"):
         copy()
     with pytest.raises(ConfigError, match=r"it reads words/2 r1, which the record has forgotten, too"):
-        reconcile(record, copies, coordinator(record, copies), "restored")
+        reconcile(record, copies, coordinator_of(record, copies), "restored")
 
     apply(record, "files")
-    reconcile(record, copies, coordinator(record, copies), "restored")
+    reconcile(record, copies, coordinator_of(record, copies), "restored")
 
     assert queries_of(record, "SELECT * FROM twophase.stale", without="replaced_at") == stale
     with Runner(copies, PreStaged(), record=record) as runner:
@@ -504,7 +504,7 @@ def test_files_that_left_the_landing_folder_are_not_taken_for_new_ones(
     with pytest.raises(RecordBehind):
         once()
 
-    reconcile(record, declared, coordinator(record, declared), "restored")
+    reconcile(record, declared, coordinator_of(record, declared), "restored")
 
     once()
     assert counted(visible("lake/words")) == counted(rows)
@@ -526,7 +526,7 @@ def test_nothing_is_swept_aborted_or_recovered_on_a_record_that_does_not_know(
     with pytest.raises(RecordBehind):
         list(sweep(record, declared))
     with pytest.raises(RecordBehind):
-        coordinator(record, declared).recover()
+        coordinator_of(record, declared).recover()
     assert any(found and "commit_seq 2" in found.difference for found in verify(record, declared))
 
 

@@ -14,7 +14,7 @@ from twophase.airflow.spark_submit import StageOperator
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Revision, Run
 from twophase.core.states import State
-from twophase.wiring import coordinator, enter
+from twophase.wiring import coordinator_of, enter
 
 
 class Way(StageOperator):
@@ -78,17 +78,17 @@ def test_a_job_that_has_failed_is_followed_by_another_attempt(
     (home / "data" / "landing" / "1.json").write_text('{"word": "apple"}\n')
     pipeline = _words()
     enter(record, pipeline)
-    protocol = coordinator(record, pipeline)
-    begun = protocol.begin(Run("dag", "run"))
+    coordinator = coordinator_of(record, pipeline)
+    begun = coordinator.begin(Run("dag", "run"))
     assert begun is not None
-    first = protocol.attempt(begun)
+    first = coordinator.attempt(begun)
     operator = f"{Way.__module__}:{Way.__qualname__}"
     job = {"attempt": 1, "id": "driver-1", "folder": str(home / "first"), "operator": operator, "conn_id": "spark"}
-    protocol.transact(lambda tx: tx.keep_job(first.key, epoch=1, job=job))
-    kept = protocol.transact(lambda tx: tx.revision(first.key))
+    coordinator.transact(lambda tx: tx.keep_job(first.key, epoch=1, job=job))
+    kept = coordinator.transact(lambda tx: tx.revision(first.key))
     monkeypatch.setattr(Way, "alive", alive, raising=False)
 
-    opened, submission = Way(task_id="stage", pipeline=pipeline)._attempt(protocol, kept, {})
+    opened, submission = Way(task_id="stage", pipeline=pipeline)._attempt(coordinator, kept, {})
 
     assert opened.revision.epoch == epoch
     assert (submission.folder == home / "first", submission.rejoined) == (alive, "driver-1" if alive else None)

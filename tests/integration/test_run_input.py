@@ -22,7 +22,7 @@ from twophase.core.ports import Opened
 from twophase.core.settings import data_path
 from twophase.core.states import DECIDED, State
 from twophase.run_folders import run_folder
-from twophase.wiring import coordinator, enter
+from twophase.wiring import coordinator_of, enter
 
 SLOT = "2026-11-15T00:00:00+00:00/2026-11-16T00:00:00+00:00"
 
@@ -36,12 +36,12 @@ class Airflow:
         pipeline.prepare()
         enter(record, pipeline)
         self.opened: dict[Key, Opened] = {}
-        self.protocol: Coordinator = coordinator(record, pipeline, run_ended=lambda run: run in self.ended)
+        self.coordinator: Coordinator = coordinator_of(record, pipeline, run_ended=lambda run: run in self.ended)
 
     def take(
         self, run: Run, *, slot: str | None = None, reprocess: bool = False, number: int | None = None
     ) -> Revision:
-        taken = self.protocol.open_for_task(run, slot=slot, reprocess=reprocess, checkpoint_id=number)
+        taken = self.coordinator.open_for_task(run, slot=slot, reprocess=reprocess, checkpoint_id=number)
         assert taken is not None
         if isinstance(taken, Opened):
             self.opened[taken.revision.key] = taken
@@ -49,19 +49,19 @@ class Airflow:
         return taken
 
     def stage(self, taken: Revision) -> Revision:
-        opened = self.opened.pop(taken.key, None) or self.protocol.opened(self.protocol.attempt(taken))
+        opened = self.opened.pop(taken.key, None) or self.coordinator.opened(self.coordinator.attempt(taken))
         attempt = opened.revision
-        staging = Staging(self.protocol, self.pipeline)
-        with Lease(self.protocol, attempt) as lease:
+        staging = Staging(self.coordinator, self.pipeline)
+        with Lease(self.coordinator, attempt) as lease:
             folder = run_folder(attempt.key, attempt.epoch, "test")
             votes = staging.stage(opened, PreStaged(), folder, lease)
-            self.protocol.vote_all(attempt, votes, rests=True)
+            self.coordinator.vote_all(attempt, votes, rests=True)
         return attempt
 
     def commit(self, key: Key, run: Run) -> Revision:
-        revision = self.protocol.transact(lambda tx: tx.revision(key))
-        done = self.protocol.finish(key) if revision.state in DECIDED else self.protocol.commit(revision)
-        self.protocol.acknowledge(done, run)
+        revision = self.coordinator.transact(lambda tx: tx.revision(key))
+        done = self.coordinator.finish(key) if revision.state in DECIDED else self.coordinator.commit(revision)
+        self.coordinator.acknowledge(done, run)
         return done
 
     def through(self, run: Run, **wanted: str | bool | int | None) -> Revision:
@@ -102,9 +102,9 @@ def test_a_retried_stage_goes_on_with_its_own_revision_at_once(intervals: Airflo
 
 def test_a_run_whose_checkpoint_was_decided_passes_through_when_it_is_cleared(intervals: Airflow) -> None:
     taken = intervals.take(run("a"), slot=SLOT)
-    intervals.protocol.decide_commit(intervals.stage(taken))
+    intervals.coordinator.decide_commit(intervals.stage(taken))
     intervals.ended.add(run("a"))
-    intervals.protocol.recover(decided_only=True)  # its commit task never saw the end
+    intervals.coordinator.recover(decided_only=True)  # its commit task never saw the end
 
     cleared = intervals.take(run("a"), slot=SLOT)
 
@@ -133,7 +133,7 @@ def test_a_cleared_run_without_intervals_finds_its_checkpoint_by_its_run(ordered
 def test_a_red_run_whose_checkpoint_another_run_committed_turns_green_without_work(ordered: Airflow) -> None:
     land_words()
     mine = ordered.take(Run("words", "a"))
-    ordered.protocol.abort(mine, "its run failed")
+    ordered.coordinator.abort(mine, "its run failed")
     other = ordered.through(Run("words", "b"))
 
     cleared = ordered.take(Run("words", "a"))
@@ -145,7 +145,7 @@ def test_a_red_run_whose_checkpoint_another_run_committed_turns_green_without_wo
 def test_a_replacement_that_failed_is_tried_again_when_its_run_is_cleared(intervals: Airflow) -> None:
     intervals.through(run("a"), slot=SLOT)
     replacing = intervals.take(run("b"), slot=SLOT, reprocess=True)
-    intervals.protocol.abort(replacing, "its run failed")
+    intervals.coordinator.abort(replacing, "its run failed")
 
     again = intervals.through(run("b"), slot=SLOT, reprocess=True)
 
@@ -193,12 +193,12 @@ def test_a_waiting_revision_is_not_taken_before_its_run_has_ended(ordered: Airfl
 
 def test_a_revision_that_waits_for_an_approval_stays_open_until_it_is_given(ordered: Airflow) -> None:
     land_words()
-    ordered.protocol.approvals = ["approval"]
+    ordered.coordinator.approvals = ["approval"]
     waiting = ordered.stage(ordered.take(Run("words", "a")))
     with pytest.raises(Fenced):
-        ordered.protocol.commit(waiting)
+        ordered.coordinator.commit(waiting)
 
-    state = ordered.protocol.vote(waiting, "approval", yes=True, reason="by somebody")
+    state = ordered.coordinator.vote(waiting, "approval", yes=True, reason="by somebody")
 
     assert state is State.PRECOMMITTED
     assert ordered.commit(waiting.key, Run("words", "a")).state is State.COMMITTED
@@ -254,12 +254,12 @@ def tasks_of(airflow: Airflow, me: Run) -> Iterator[str]:
 
 def test_the_spark_job_of_an_attempt_is_kept_for_that_attempt_only(ordered: Airflow) -> None:
     land_words()
-    first = ordered.protocol.attempt(ordered.take(Run("words", "a")))
-    ordered.protocol.transact(lambda tx: tx.keep_job(first.key, epoch=first.epoch, job={"id": "driver-1"}))
-    second = ordered.protocol.attempt(ordered.take(Run("words", "a")))
+    first = ordered.coordinator.attempt(ordered.take(Run("words", "a")))
+    ordered.coordinator.transact(lambda tx: tx.keep_job(first.key, epoch=first.epoch, job={"id": "driver-1"}))
+    second = ordered.coordinator.attempt(ordered.take(Run("words", "a")))
 
     with pytest.raises(Fenced):
-        ordered.protocol.transact(lambda tx: tx.keep_job(first.key, epoch=first.epoch, job={"id": "driver-2"}))
+        ordered.coordinator.transact(lambda tx: tx.keep_job(first.key, epoch=first.epoch, job={"id": "driver-2"}))
 
     assert second.epoch == first.epoch + 1
     assert data_path("landing").exists()

@@ -11,7 +11,7 @@ from airflow.sdk import Param
 from twophase.airflow import task_context
 from twophase.airflow.failure_notes import Failing
 from twophase.airflow.links import CheckpointLink
-from twophase.airflow.operators import protocol_of, staged
+from twophase.airflow.operators import staged, task_coordinator
 from twophase.core.checkpoint import Key
 from twophase.core.next_step import APPROVAL
 from twophase.core.states import State
@@ -48,12 +48,12 @@ class ApproveOperator(ApprovalOperator):
         """Show what is staged and wait for an answer; return at once if the revision is not OPEN any more."""
         key = self.worked_on = staged(context, self.stage_task_id)
         with task_context.record(context) as record:
-            protocol = protocol_of(record, key.pipeline, context)
-            revision = protocol.transact(lambda tx: tx.revision(key))
+            coordinator = task_coordinator(record, key.pipeline, context)
+            revision = coordinator.transact(lambda tx: tx.revision(key))
             if revision.state is not State.OPEN:
                 log.info("%s: %s, nobody has to approve it", key, revision.state.lower())
                 return None
-            participants = protocol.transact(lambda tx: tx.participants(key))
+            participants = coordinator.transact(lambda tx: tx.participants(key))
         self.subject = f"Commit {key}?"
         told = [
             f"- **{p.name}**: " + (f"{p.manifest['rows']} rows" if p.stages else p.reason or "passed")
@@ -68,10 +68,10 @@ class ApproveOperator(ApprovalOperator):
         """Record the vote under the name of the person who gave it."""
         key = self.worked_on = staged(context, self.stage_task_id)
         with task_context.record(context) as record:
-            protocol = protocol_of(record, key.pipeline, context)
-            revision = protocol.transact(lambda tx: tx.revision(key))
+            coordinator = task_coordinator(record, key.pipeline, context)
+            revision = coordinator.transact(lambda tx: tx.revision(key))
             if "error" in event:  # nobody answered in time, or the answer cannot be read
-                with Failing(protocol, revision, context):
+                with Failing(coordinator, revision, context):
                     return super().execute_complete(context, event)
             person = (event.get("responded_by_user") or {}).get("name")
             if person:
@@ -79,6 +79,6 @@ class ApproveOperator(ApprovalOperator):
             yes = event["chosen_options"] == [self.APPROVE]
             given = " ".join(str((event.get("params_input") or {}).get("reason") or "").split())
             by = f"{'' if yes else 'rejected '}by {person or 'the default after the time-out'}"
-            protocol.vote(revision, APPROVAL, yes=yes, reason=f"{by}: {given}" if given else by)
+            coordinator.vote(revision, APPROVAL, yes=yes, reason=f"{by}: {given}" if given else by)
         log.info("%s: %s %s", key, "approved" if yes else "not approved", by)
         return super().execute_complete(context, event)

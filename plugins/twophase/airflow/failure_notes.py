@@ -27,9 +27,9 @@ PATIENCE = 3
 class Failing:
     """A block of a task's work on one revision; if it fails, the record keeps why."""
 
-    def __init__(self, protocol: Coordinator, revision: Revision, context: Context) -> None:
+    def __init__(self, coordinator: Coordinator, revision: Revision, context: Context) -> None:
         """Name the revision; set `revision` again when another attempt is opened."""
-        self.protocol = protocol
+        self.coordinator = coordinator
         self.revision = revision
         self.context = context
         self._stopped = False
@@ -65,6 +65,6 @@ class Failing:
     def _keep(self, why: str) -> None:
         why = f"{why} (try {self.context['ti'].try_number})"
         try:
-            self.protocol.fail(self.revision, why)
+            self.coordinator.fail(self.revision, why)
         except TwophaseError as error:  # the error that the task fails with matters more
             log.warning("%s: the record could not be told why it failed: %s", self.revision.key, error)

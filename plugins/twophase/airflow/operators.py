@@ -55,11 +55,11 @@ def staged(context: Context, task_id: str) -> Key:
     return Key(found["pipeline"], found["checkpoint_id"], found["revision"])
 
 
-def protocol_of(record: PostgresRecord, pipeline: str, context: Context) -> Coordinator:
+def task_coordinator(record: PostgresRecord, pipeline: str, context: Context) -> Coordinator:
     """Return the coordinator of a pipeline, built from the record: an edited DAG file changes nothing."""
-    from twophase.wiring import coordinator, load
+    from twophase.wiring import coordinator_of, load
 
-    return coordinator(record, load(record, pipeline), run_ended=task_context.run_ended(context))
+    return coordinator_of(record, load(record, pipeline), run_ended=task_context.run_ended(context))
 
 
 class CommitOperator(BaseOperator):
@@ -81,10 +81,12 @@ class CommitOperator(BaseOperator):
         run = task_context.run_of(context)
         key = self.worked_on = staged(context, self.stage_task_id)
         with task_context.record(context) as record:
-            protocol = protocol_of(record, key.pipeline, context)
-            revision = protocol.transact(lambda tx: tx.revision(key))
-            done = protocol.finish(key) if revision.state in DECIDED else self._commit(protocol, revision, context)
-            protocol.acknowledge(done, run)
+            coordinator = task_coordinator(record, key.pipeline, context)
+            revision = coordinator.transact(lambda tx: tx.revision(key))
+            done = (
+                coordinator.finish(key) if revision.state in DECIDED else self._commit(coordinator, revision, context)
+            )
+            coordinator.acknowledge(done, run)
         log.info("%s: %s, rows %s, commit_seq %s", done.key, done.state.lower(), done.rows, done.commit_seq)
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = event(done)
@@ -96,21 +98,21 @@ class CommitOperator(BaseOperator):
         skipped = [(task.task_id, ti.map_index) for task in cleanup]
         raise DownstreamTasksSkipped(tasks=skipped)  # type: ignore[no-untyped-call]
 
-    def _commit(self, protocol: Coordinator, revision: Revision, context: Context) -> Revision:
+    def _commit(self, coordinator: Coordinator, revision: Revision, context: Context) -> Revision:
         if revision.run != task_context.run_of(context):
             msg = f"checkpoint {revision.key}: run {revision.run} has taken it over; nothing was committed by this one"
             raise Fenced(msg)
         if revision.state is not State.PRECOMMITTED:
             why = f" ({revision.error})" if revision.error else ""
-            missing = protocol.transact(lambda tx: [p.name for p in tx.participants(revision.key) if not p.vote])
+            missing = coordinator.transact(lambda tx: [p.name for p in tx.participants(revision.key) if not p.vote])
             waits = f"; without a yes: {', '.join(missing)}" if missing and revision.state is State.OPEN else ""
             msg = (
                 f"checkpoint {revision.key}: expected precommitted, found {revision.state.lower()}{why}{waits};"
                 " clear the stage task to stage it again"
             )
             raise AirflowFailException(msg)
-        with Failing(protocol, revision, context), Lease(protocol, revision):
-            return protocol.commit(revision, f"the commit point, by run {revision.run}")
+        with Failing(coordinator, revision, context), Lease(coordinator, revision):
+            return coordinator.commit(revision, f"the commit point, by run {revision.run}")
 
 
 class AbortOperator(BaseOperator):
@@ -148,9 +150,9 @@ class AbortOperator(BaseOperator):
             with record.engine.connect() as connection:
                 known = self.pipeline_name in queries.names(connection)
             left = self._left(record, context) if known else []
-            protocol = protocol_of(record, self.pipeline_name, context) if left else None
+            coordinator = task_coordinator(record, self.pipeline_name, context) if left else None
             how = f"run {run} ended before the commit point ({self._ends(context)})"
-            ended = [self._abort(protocol, revision, how) for revision in left if protocol]
+            ended = [self._abort(coordinator, revision, how) for revision in left if coordinator]
         aborted = [f"{revision.key}: {revision.error}" for revision in ended if revision.state is State.ABORTED]
         if aborted:
             msg = f"aborted, nothing of it became visible: {'; '.join(aborted)}"
@@ -160,10 +162,10 @@ class AbortOperator(BaseOperator):
             raise AirflowFailException(msg)
         log.info("%s: run %s left nothing undecided", self.pipeline_name, run)
 
-    def _abort(self, protocol: Coordinator, revision: Revision, how: str) -> Revision:
+    def _abort(self, coordinator: Coordinator, revision: Revision, how: str) -> Revision:
         self.worked_on = revision.key
         kill_job(revision)
-        ended = protocol.abort(revision, how)
+        ended = coordinator.abort(revision, how)
         log.info("%s: %s", ended.key, ended.state.lower())
         return ended
 
@@ -248,14 +250,14 @@ class RecoverOperator(BaseOperator):
                 unfinished = queries.unfinished(connection)
             for name in unfinished:
                 try:
-                    protocol = protocol_of(record, name, context)
-                    for revision, decision in protocol.recover(aborting=kill_job):
+                    coordinator = task_coordinator(record, name, context)
+                    for revision, decision in coordinator.recover(aborting=kill_job):
                         if isinstance(decision, RollForward):
-                            self._tell(protocol, revision, context)
+                            self._tell(coordinator, revision, context)
                         elif isinstance(decision, Leave) and decision.failed:
                             problems.append(decision.reason)
-                    problems += protocol.settle()
-                    left = protocol.transact(partial(_unfinished, name))
+                    problems += coordinator.settle()
+                    left = coordinator.transact(partial(_unfinished, name))
                     problems += [f"{r.key} is parked: {r.parked_reason}" for r in left if r.parked_reason]
                 except (TwophaseError, OSError) as problem:
                     log.exception("%s: left as it is", name)
@@ -263,11 +265,11 @@ class RecoverOperator(BaseOperator):
         if problems:
             raise AirflowException("; ".join(problems))
 
-    def _tell(self, protocol: Coordinator, revision: Revision, context: Context) -> None:
+    def _tell(self, coordinator: Coordinator, revision: Revision, context: Context) -> None:
         """Send the asset events that the run could not send."""
-        done = protocol.transact(lambda tx: tx.revision(revision.key))
+        done = coordinator.transact(lambda tx: tx.revision(revision.key))
         if done.state in DECIDED - {State.COMMITTING}:
-            for name in protocol.sinks:
+            for name in coordinator.sinks:
                 context["outlet_events"][RECOVERED].add(asset(done.key.pipeline, name), extra=event(done))
 
 

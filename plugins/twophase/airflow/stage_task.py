@@ -145,18 +145,18 @@ class StagingOperator(BaseOperator):
         """Begin a checkpoint, stage it and record its votes; return its ids."""
         from twophase.attempt import Staging
         from twophase.core.next_step import APPROVAL
-        from twophase.wiring import coordinator
+        from twophase.wiring import coordinator_of
 
         self.require()
         with task_context.record(context) as record:
-            protocol = coordinator(
+            coordinator = coordinator_of(
                 record,
                 self.pipeline,
                 approvals=[APPROVAL] if self.approval else [],
                 run_ended=task_context.run_ended(context),
             )
             try:
-                taken = self._take(record, protocol, context)
+                taken = self._take(record, coordinator, context)
             except NotYet as missing:
                 log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
                 raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
@@ -167,10 +167,10 @@ class StagingOperator(BaseOperator):
                 raise AirflowSkipException(msg)
             revision = taken.revision if isinstance(taken, Opened) else taken
             self.worked_on = revision.key
-            self._bring_to_votes(Staging(protocol, self.pipeline), taken, context)
+            self._bring_to_votes(Staging(coordinator, self.pipeline), taken, context)
         return task_context.ids(revision.key)
 
-    def _take(self, record: PostgresRecord, protocol: Coordinator, context: Context) -> Revision | Opened | None:
+    def _take(self, record: PostgresRecord, coordinator: Coordinator, context: Context) -> Revision | Opened | None:
         """Begin what this run has to work on; if it cannot begin, the record keeps why."""
         from twophase.spark import transforms
         from twophase.unbegun import beginning
@@ -189,7 +189,7 @@ class StagingOperator(BaseOperator):
             if isinstance(self.pipeline.transform, str):
                 transforms.check(name, self.pipeline.transform, self.pipeline.reads, here=False)
             enter(record, self.pipeline, dag_id=run.dag_id)
-            return protocol.open_for_task(
+            return coordinator.open_for_task(
                 run,
                 slot=slot,
                 checkpoint_id=None if self.checkpoint is None else int(self.checkpoint),
@@ -199,17 +199,17 @@ class StagingOperator(BaseOperator):
 
     def _bring_to_votes(self, staging: Staging, taken: Revision | Opened, context: Context) -> None:
         """Stage the revision and record its votes, unless that was done before."""
-        protocol = staging.coordinator
+        coordinator = staging.coordinator
         revision = taken.revision if isinstance(taken, Opened) else taken
         if not isinstance(taken, Opened) and self._is_done(staging, revision):
             return
-        with Failing(protocol, revision, context) as self._failing:
-            opened, job = self._attempt(protocol, taken, context)
+        with Failing(coordinator, revision, context) as self._failing:
+            opened, job = self._attempt(coordinator, taken, context)
             attempt = self._failing.revision = opened.revision
-            with Lease(protocol, attempt, on_lost=self.stop) as lease:
+            with Lease(coordinator, attempt, on_lost=self.stop) as lease:
                 votes = staging.stage(opened, job, job.folder, lease)
-                check_known(protocol)
-                protocol.vote_all(attempt, votes, rests=True)
+                check_known(coordinator)
+                coordinator.vote_all(attempt, votes, rests=True)
             shutil.rmtree(job.folder, ignore_errors=True)
         log.info("%s: attempt %s pre-committed", attempt.key, attempt.epoch)
 
@@ -224,15 +224,17 @@ class StagingOperator(BaseOperator):
             return True
         return False
 
-    def _is_voted_for(self, protocol: Coordinator, revision: Revision) -> bool:
+    def _is_voted_for(self, coordinator: Coordinator, revision: Revision) -> bool:
         """Return True if all participants but an approval voted yes for the newest attempt."""
         if revision.state is State.PRECOMMITTED:
             return True
-        participants = protocol.transact(lambda tx: tx.participants(revision.key))
+        participants = coordinator.transact(lambda tx: tx.participants(revision.key))
         mine = [p for p in participants if p.kind != "approval"]
         return bool(mine) and all(p.vote and p.attempt == revision.epoch for p in mine)
 
-    def _attempt(self, protocol: Coordinator, taken: Revision | Opened, context: Context) -> tuple[Opened, JobStager]:
+    def _attempt(
+        self, coordinator: Coordinator, taken: Revision | Opened, context: Context
+    ) -> tuple[Opened, JobStager]:
         """Return the attempt to stage: one whose job outlived its task, one opened at begin, or a new one."""
         from twophase.run_folders import run_folder
 
@@ -241,12 +243,12 @@ class StagingOperator(BaseOperator):
             mine = job["attempt"] == taken.epoch and self.may_rejoin(job)
             if mine and self.outlives(job["id"], context):
                 log.info("%s: attempt %s: its job %s outlived its task", taken.key, taken.epoch, job["id"])
-                stager = JobStager(self, protocol, taken, Path(job["folder"]), context, rejoined=job["id"])
-                return protocol.opened(taken), stager
-        opened = taken if isinstance(taken, Opened) else protocol.opened(protocol.attempt(taken))
+                stager = JobStager(self, coordinator, taken, Path(job["folder"]), context, rejoined=job["id"])
+                return coordinator.opened(taken), stager
+        opened = taken if isinstance(taken, Opened) else coordinator.opened(coordinator.attempt(taken))
         attempt = opened.revision
         folder = run_folder(attempt.key, attempt.epoch, secrets.token_hex(4))
-        return opened, JobStager(self, protocol, attempt, folder, context)
+        return opened, JobStager(self, coordinator, attempt, folder, context)
 
     def may_rejoin(self, job: Json) -> bool:
         """Return True if this kind of operator submitted the job, so that it can rejoin it."""
@@ -259,7 +261,7 @@ class JobStager:
     def __init__(  # noqa: PLR0913 - an attempt, and who submits it
         self,
         operator: StagingOperator,
-        protocol: Coordinator,
+        coordinator: Coordinator,
         attempt: Revision,
         folder: Path,
         context: Context,
@@ -268,7 +270,7 @@ class JobStager:
     ) -> None:
         """Stage one attempt by a new job, or by the job that the task rejoins."""
         self.operator = operator
-        self.protocol = protocol
+        self.coordinator = coordinator
         self.attempt = attempt
         self.folder = folder
         self.context = context
@@ -325,7 +327,7 @@ class JobStager:
             "operator": public_name(type(self.operator), "twophase.airflow"),
             **self.operator.kept(),
         }
-        self.protocol.transact(lambda tx: tx.keep_job(self.attempt.key, epoch=self.attempt.epoch, job=job))
+        self.coordinator.transact(lambda tx: tx.keep_job(self.attempt.key, epoch=self.attempt.epoch, job=job))
         log.info("%s: attempt %s is job %s", self.attempt.key, self.attempt.epoch, job_id)
 
     def _inspect(self, plan: Plan) -> dict[str, Json]:

@@ -63,16 +63,16 @@ def recover(
 ) -> None:
     """Finish what a crash left, from the record alone. Exits 1 when something is parked or could not be cleaned up."""
     from twophase.cli.record_access import opened
-    from twophase.wiring import coordinator, load
+    from twophase.wiring import coordinator_of, load
 
     told: list[dict[str, Any]] = []
     unsettled: list[str] = []
     with opened() as record:
 
         def work(name: str) -> None:
-            protocol = coordinator(record, load(record, name))
-            told.extend(_recover(protocol, wait=wait, quiet=as_json))
-            unsettled.extend(protocol.settle())
+            coordinator = coordinator_of(record, load(record, name))
+            told.extend(_recover(coordinator, wait=wait, quiet=as_json))
+            unsettled.extend(coordinator.settle())
 
         problems = _each(record, pipeline, work)
     if as_json:

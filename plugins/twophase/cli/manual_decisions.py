@@ -197,12 +197,12 @@ def _opened(pipeline: str) -> Any:  # noqa: ANN401 - a context manager around a 
 
     from twophase.cli.record_access import opened
     from twophase.core.forgotten import check_known
-    from twophase.wiring import coordinator, load
+    from twophase.wiring import coordinator_of, load
 
     @contextmanager
     def one() -> Any:  # noqa: ANN401 - see above
         with opened() as record:
-            found = coordinator(record, load(record, pipeline))
+            found = coordinator_of(record, load(record, pipeline))
             check_known(found)
             yield found
 

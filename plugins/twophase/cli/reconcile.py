@@ -37,20 +37,20 @@ def reconcile(
     from twophase import reconciliation
     from twophase.cli.record_access import opened
     from twophase.core.forgotten import ahead
-    from twophase.wiring import coordinator, load
+    from twophase.wiring import coordinator_of, load
 
     if apply and not reason:
         msg = "--apply wants a --reason: it is kept in the events"
         raise typer.BadParameter(msg)
     with opened() as record:
         declared = load(record, pipeline)
-        protocol = coordinator(record, declared)
+        coordinator = coordinator_of(record, declared)
         if apply:
-            found, _ = reconciliation.reconcile(record, declared, protocol, str(reason))
+            found, _ = reconciliation.reconcile(record, declared, coordinator, str(reason))
         else:
-            found = reconciliation.survey(record, declared, protocol)
-        left = [one for one in protocol.transact(lambda tx: tx.unfinished(pipeline)) if one.parked_reason]
-        ahead(protocol)  # refreshes the note at the pipeline
+            found = reconciliation.survey(record, declared, coordinator)
+        left = [one for one in coordinator.transact(lambda tx: tx.unfinished(pipeline)) if one.parked_reason]
+        ahead(coordinator)  # refreshes the note at the pipeline
     told = found.told()
     _tell(pipeline, found, told, as_json=as_json)
     if not apply and found:

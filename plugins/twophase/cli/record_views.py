@@ -165,14 +165,14 @@ def _waiting(record: PostgresRecord, found: Mapping[str, Any]) -> dict[str, str]
     """Ask the sinks that a decided revision is not promoted to yet why that is; nothing is changed."""
     from twophase.core.checkpoint import Key
     from twophase.core.errors import TwophaseError
-    from twophase.wiring import coordinator, load
+    from twophase.wiring import coordinator_of, load
 
     if found["state"] != State.COMMITTING:
         return {}
     key = Key(found["pipeline"], found["checkpoint_id"], found["revision"])
     late = {p["name"] for p in found["participants"] if p["kind"] == "sink" and p["promoted_at"] is None}
     try:
-        asking = coordinator(record, load(record, key.pipeline))
+        asking = coordinator_of(record, load(record, key.pipeline))
     except TwophaseError as error:
         return dict.fromkeys(late, str(error))
     with record.transaction() as tx:

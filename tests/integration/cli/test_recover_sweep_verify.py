@@ -19,7 +19,7 @@ from twophase.core.checkpoint import Run
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
 from twophase.runner import Runner
-from twophase.wiring import coordinator, enter
+from twophase.wiring import coordinator_of, enter
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_recover_aborts_what_a_dead_run_left_undecided(home: Path, record: Postg
     pipeline = words_pipeline()
     pipeline.prepare()
     enter(record, pipeline)
-    coordinator(record, pipeline).begin(Run(None, "dead"))
+    coordinator_of(record, pipeline).begin(Run(None, "dead"))
     expire(record)
 
     (found,) = listed("recover", "words")

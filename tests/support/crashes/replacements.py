@@ -32,7 +32,7 @@ from twophase.runner import Runner
 from twophase.spark.plan import Plan
 from twophase.storage import disk
 from twophase.sweep import sweep as sweep_all
-from twophase.wiring import coordinator, load
+from twophase.wiring import coordinator_of, load
 
 #: Rows of a checkpoint, and lines of it that are none.
 ROWS, BAD = 12, 2
@@ -209,7 +209,7 @@ def recover() -> None:
     """Finish what a crash left in any pipeline, from the record alone."""
     record = open_record()
     for declared in known(record):
-        coordinator(record, declared).recover()
+        coordinator_of(record, declared).recover()
     record.engine.dispose()
 
 

@@ -32,7 +32,7 @@ from twophase.runner import Runner, script, stager_for
 from twophase.spark.plan import Plan
 from twophase.sweep import sweep as sweep_all
 from twophase.verification import verify
-from twophase.wiring import coordinator
+from twophase.wiring import coordinator_of
 
 TABLES = ("lake/words", "lake/copy")
 WRITES = ("lake", "copy")
@@ -127,7 +127,7 @@ def fail() -> None:
 def recover() -> None:
     """Finish what a crash left, from the record alone."""
     record = open_record()
-    coordinator(record, pipeline()).recover()
+    coordinator_of(record, pipeline()).recover()
 
 
 def restage() -> None:
@@ -363,7 +363,7 @@ def looking(record: PostgresRecord) -> Connection:
 def check_end(record: PostgresRecord, expected: Sequence[Row]) -> None:
     """Recover twice and sweep; then everything is there, once, and the record, the tables and the story agree."""
     for _ in range(2):
-        coordinator(record, pipeline()).recover()
+        coordinator_of(record, pipeline()).recover()
         with looking(record) as connection:
             check_never_wrong(expected, connection)
     list(sweep_all(record, pipeline()))

@@ -30,7 +30,7 @@ from twophase.sinks.write_ahead import delivery
 from twophase.spark.plan import Plan
 from twophase.storage import database
 from twophase.sweep import sweep as sweep_all
-from twophase.wiring import coordinator
+from twophase.wiring import coordinator_of
 
 # The fork server imports this module once for all processes: what sinks import only when they need it is imported here.
 for needed in (
@@ -247,7 +247,7 @@ def hand_over(kind: str, to: str) -> None:
 
 def recover(kinds: str) -> None:
     """Finish what a crash left."""
-    coordinator(open_record(), pipeline(kinds)).recover()
+    coordinator_of(open_record(), pipeline(kinds)).recover()
 
 
 def sweep(kinds: str) -> None:
@@ -259,4 +259,4 @@ def sweep(kinds: str) -> None:
 def reconcile(kinds: str) -> None:
     """Bring a restored record up to its sinks."""
     record, declared = open_record(), pipeline(kinds)
-    reconcile_all(record, declared, coordinator(record, declared), "restored")
+    reconcile_all(record, declared, coordinator_of(record, declared), "restored")

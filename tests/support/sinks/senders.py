@@ -23,7 +23,7 @@ from twophase.local.record_access import open_record
 from twophase.pipeline import Pipeline
 from twophase.runner import Runner
 from twophase.sinks import Sender, Sink
-from twophase.wiring import coordinator, load
+from twophase.wiring import coordinator_of, load
 
 Row = dict[str, Any]
 
@@ -225,7 +225,7 @@ def take(declaration: dict[str, Any], files: int = 2) -> None:
 def recover() -> None:
     """Finish what others left, from the record alone."""
     record = open_record()
-    coordinator(record, load(record, "words")).recover(decided_only=True)
+    coordinator_of(record, load(record, "words")).recover(decided_only=True)
 
 
 def promote(declaration: dict[str, Any], key: Key, handle: Json, manifest: Json, results: SimpleQueue[str]) -> None:

@@ -19,7 +19,7 @@ from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Promotion
 from twophase.core.states import State
 from twophase.runner import Runner
-from twophase.wiring import coordinator, load
+from twophase.wiring import coordinator_of, load
 
 HTTP = "twophase.examples.http_sender:HttpSender"
 
@@ -80,7 +80,7 @@ class Bench:
 
     def recover(self) -> None:
         """Finish what is decided, as a process that knows the record alone."""
-        coordinator(self.record, load(self.record, "words")).recover(decided_only=True)
+        coordinator_of(self.record, load(self.record, "words")).recover(decided_only=True)
 
     def key(self, checkpoint_id: int, revision: int = 1) -> Key:
         return Key("words", checkpoint_id, revision)
