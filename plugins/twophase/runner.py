@@ -154,14 +154,14 @@ class Runner:
         slot = self._slot(slot)
         run = me or script()
 
-        def take() -> Revision | Opened | None:
+        def begin() -> Revision | Opened | None:
             with beginning(self.record, self.pipeline.name, slot, run):
                 if slot is not None:  # what has no slot was prepared with the runner
                     self.pipeline.prepare(slot)
                 self._check_transform()
                 return self.coordinator.open(run, slot=slot, kind=kind, backfill=backfill)
 
-        done = self._take_through(take)
+        done = self._run_through(begin)
         if done is not None and reprocess and done.run != run:
             return self.replace(done.checkpoint_id, me=run, backfill=backfill)
         return done
@@ -172,11 +172,11 @@ class Runner:
         """Run a new revision of a committed checkpoint; the committed one stays until the new one is promoted."""
         run = me or script()
 
-        def take() -> Revision | Opened | None:
+        def begin() -> Revision | Opened | None:
             self._check_transform()
             return self.coordinator.open(run, checkpoint_id=checkpoint_id, kind=kind, backfill=backfill)
 
-        done = self._take_through(take)
+        done = self._run_through(begin)
         if done is None:
             raise AssertionError  # a replacement begins, or an error is raised
         return done
@@ -200,10 +200,10 @@ class Runner:
             raise ConfigError(msg)
         return None if slot is None else Slot.parse(slot, self.pipeline.zone).text
 
-    def _take_through(self, take: Callable[[], Revision | Opened | None]) -> Revision | None:
-        """Begin what `take` begins, and bring it to its commit."""
+    def _run_through(self, begin: Callable[[], Revision | Opened | None]) -> Revision | None:
+        """Begin a checkpoint, and bring it to its commit."""
         while True:
-            taken = self._begin(take)
+            taken = self._begin(begin)
             if taken is None:
                 return None
             if isinstance(taken, Opened):
@@ -252,12 +252,12 @@ class Runner:
         self._stage_and_vote(attempt)
         return self.coordinator.finish(attempt.key)
 
-    def _begin(self, take: Callable[[], Revision | Opened | None]) -> Revision | Opened | None:
-        """Call `take`, and again after waiting: for the lease of another run to run out, or for input to arrive."""
+    def _begin(self, begin: Callable[[], Revision | Opened | None]) -> Revision | Opened | None:
+        """Call `begin`, and again after waiting: for the lease of another run to run out, or for input to arrive."""
         pauses = iter(POLLS)
         while True:
             try:
-                taken = take()
+                taken = begin()
             except Busy as busy:
                 if busy.lease_left is None:
                     raise

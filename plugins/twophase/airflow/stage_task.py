@@ -156,7 +156,7 @@ class StagingOperator(BaseOperator):
                 run_ended=task_context.run_ended(context),
             )
             try:
-                taken = self._take(record, coordinator, context)
+                taken = self._begin(record, coordinator, context)
             except NotYet as missing:
                 log.info("%s; looking again in %s s", missing, LOOK_AGAIN)
                 raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
@@ -170,7 +170,7 @@ class StagingOperator(BaseOperator):
             self._bring_to_votes(Staging(coordinator, self.pipeline), taken, context)
         return task_context.ids(revision.key)
 
-    def _take(self, record: PostgresRecord, coordinator: Coordinator, context: Context) -> Revision | Opened | None:
+    def _begin(self, record: PostgresRecord, coordinator: Coordinator, context: Context) -> Revision | Opened | None:
         """Begin what this run has to work on; if it cannot begin, the record keeps why."""
         from twophase.spark import transforms
         from twophase.unbegun import beginning

@@ -54,7 +54,7 @@ class Begin:
         tx.lock(self.pipeline)
         return self._go_on(tx, tx.newest(self.pipeline, slot), slot, ended)
 
-    def take(
+    def begin(
         self, tx: Transaction, slot: str | None, ended: Run | None, found: Found, looked: datetime
     ) -> Revision | None:
         """Go on as `go_on` does, or add a revision to an aborted checkpoint or to a new one; None: no new input."""

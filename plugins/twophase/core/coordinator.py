@@ -128,12 +128,12 @@ class Coordinator(Votes):
             taken = self.transact(lambda tx: begin.go_on(tx, slot, ended))
         if taken is None:
             found = {name: self._discover(name, slot, look) for name in self.sources}
-            take = partial(begin.take, slot=slot, ended=ended, found=found, looked=look.at)
+            go = partial(begin.begin, slot=slot, ended=ended, found=found, looked=look.at)
             try:
-                taken = self.transact(take)
+                taken = self.transact(go)
             except InputChanged as changed:
                 self._let_pass(changed)
-                taken = self.transact(take)
+                taken = self.transact(go)
         if taken is not None and taken.state in UNDECIDED:
             self._adopt(taken)
         hit("begin.after")

@@ -107,7 +107,7 @@ def step(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(steps, Steps, function, words)
 
 
-def taker(function: str, *words: tuple[str, str]) -> Edit:
+def beginner(function: str, *words: tuple[str, str]) -> Edit:
     return Edit(begin, Begin, function, words)
 
 
@@ -202,13 +202,13 @@ MUTATIONS = (
     Mutation(
         "replace what is not committed",
         "R4",
-        (taker("replace", ("if tx.committed_revision(self.pipeline, checkpoint_id) is None:", "if False:")),),
+        (beginner("replace", ("if tx.committed_revision(self.pipeline, checkpoint_id) is None:", "if False:")),),
         PLAIN,
     ),
     Mutation(
         "replace while a revision is live",
         "R5",
-        (taker("replace", ("live = tx.live_revision(self.pipeline, checkpoint_id)", "live = None")),),
+        (beginner("replace", ("live = tx.live_revision(self.pipeline, checkpoint_id)", "live = None")),),
         PLAIN,
     ),
     Mutation(
@@ -227,7 +227,7 @@ MUTATIONS = (
     Mutation(
         "an aborted range goes to the next checkpoint",
         "R4, principle 3",
-        (taker("take", ("newest.state not in DECIDED", "False")),),
+        (beginner("begin", ("newest.state not in DECIDED", "False")),),
         PLAIN,
     ),
     Mutation(
@@ -239,7 +239,11 @@ MUTATIONS = (
     Mutation(
         "a new revision while one is live",
         "R5",
-        (taker("_go_on", ("if newest.state in UNDECIDED", "if newest.state in UNDECIDED and newest.run == self.run")),),
+        (
+            beginner(
+                "_go_on", ("if newest.state in UNDECIDED", "if newest.state in UNDECIDED and newest.run == self.run")
+            ),
+        ),
         PLAIN,
     ),
     Mutation(
@@ -450,7 +454,7 @@ MUTATIONS = (
     Mutation(
         "a replacement takes over what waits for its run",
         "R16",
-        (taker("_take_over", ("if left.run not in {self.run, ended}:", "if False:")),),
+        (beginner("_take_over", ("if left.run not in {self.run, ended}:", "if False:")),),
         PLAIN,
     ),
     Mutation(
@@ -465,13 +469,13 @@ MUTATIONS = (
     Mutation(
         "a new checkpoint without a second look",
         "principle 8",
-        (taker("take", ("again = self._go_on(tx, newest, slot, ended)", "again = None")),),
+        (beginner("begin", ("again = self._go_on(tx, newest, slot, ended)", "again = None")),),
         PLAIN,
     ),
     Mutation(
         "begin without the lock",
         "principle 8",
-        (taker("go_on", ("tx.lock(self.pipeline)", "pass")), taker("take", ("tx.lock(self.pipeline)", "pass"))),
+        (beginner("go_on", ("tx.lock(self.pipeline)", "pass")), beginner("begin", ("tx.lock(self.pipeline)", "pass"))),
         PLAIN,
     ),
     Mutation(
