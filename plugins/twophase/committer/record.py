@@ -23,6 +23,7 @@ from twophase.committer import receipts, registry
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.moves import Moves
+from twophase.committer.statement import LOST
 from twophase.core.checkpoint import Json, Participant, Revision, Run
 from twophase.core.errors import IllegalTransition, StoreUnavailable, Unreachable
 
@@ -131,7 +132,9 @@ class PostgresRecord:
 def _one_line(error: DBAPIError) -> str:
     """Return the server's own words, without statement and parameters."""
     lines = str(error.orig).strip().splitlines() or [type(error).__name__]
-    return f"committer database: {lines[0]}"
+    lost = getattr(error.orig, "pgcode", None) == LOST
+    remedy = "; a pooler in between has to hand out whole sessions (pgbouncer: pool_mode = session)" if lost else ""
+    return f"committer database: {lines[0]}{remedy}"
 
 
 class PostgresTransaction(Moves):

@@ -10,9 +10,13 @@ import re
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.exc import DBAPIError
+
 if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult
 
+#: What the server says of a name that the session has not prepared, or no longer.
+LOST = "26000"
 _NUMBERS = count(1)
 #: A value in a statement: `:name`, but not the second half of a `::`.
 _VALUE = re.compile(r"(?<!:):([a-z]\w*)")
@@ -34,4 +38,9 @@ class Statement:
         if self._name not in prepared:
             connection.exec_driver_sql(self._prepare)
             prepared.add(self._name)
-        return connection.exec_driver_sql(self._execute, values)
+        try:
+            return connection.exec_driver_sql(self._execute, values)
+        except DBAPIError as error:
+            if getattr(error.orig, "pgcode", None) == LOST:
+                prepared.clear()
+            raise

@@ -81,6 +81,19 @@ def test_a_statement_outlives_the_transaction_that_was_rolled_back(record: Postg
         assert one(connection, value="it's :value and 50 %").scalar_one() == "it's :value and 50 %"
 
 
+def test_a_session_that_forgot_its_statements_says_why_and_goes_on(record: PostgresRecord, pipeline: str) -> None:
+    """A pooler changed the session behind a connection, or somebody deallocated: nothing happened, run it again."""
+    with record.transaction() as tx:
+        tx.lock(pipeline)
+        tx.connection.exec_driver_sql("DEALLOCATE ALL")
+    refused = pytest.raises(StoreUnavailable, match=r"whole sessions \(pgbouncer: pool_mode = session\)")
+    with refused, record.transaction() as tx:
+        tx.lock(pipeline)
+
+    with record.transaction() as tx:
+        assert tx.lock(pipeline).next_commit_seq == 1
+
+
 def test_who_waited_for_the_lock_holds_the_revision_as_it_is_then(record: PostgresRecord, pipeline: str) -> None:
     """Pipeline and revision are held in one statement; whoever waits for it sees both as they are after the wait."""
     key = bring(record, make(record, pipeline), State.OPEN)
