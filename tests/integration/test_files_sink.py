@@ -15,7 +15,9 @@ from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome
 from twophase.sinks import Files
+from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage import disk
+from twophase.storage.base import DISK
 
 KEY = Key("words", 17, 1)
 ROWS = [{"id": i, "word": "w", "frequency": i} for i in range(10)]
@@ -309,3 +311,21 @@ def test_no_space_left_is_a_clear_error_and_nothing_becomes_visible(tmp_path: Pa
 
     assert "no space left" in done.stdout, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_newest_receipt_is_found_without_reading_the_history(tmp_path: Path) -> None:
+    """Ten thousand decisions cost two short listings, like ten."""
+    found = Receipts(DISK, tmp_path)
+    for seq in (*range(1, 10_000, 997), 9_999):
+        receipt = {"pipeline": "words", "checkpoint_id": seq, "revision": 1, "commit_seq": seq, "epoch": 1}
+        assert found.keep(receipt) is None
+    listed: list[object] = []
+
+    class Counting(type(DISK)):  # type: ignore[misc]
+        def entries(self, folder: object) -> list[tuple[str, str]]:
+            listed.append(folder)
+            return list(super().entries(folder))
+
+    assert Receipts(Counting(), tmp_path).newest("words") == 9_999
+    assert len(listed) == 2
+    assert found.keep({"pipeline": "words", "checkpoint_id": 7, "revision": 1, "commit_seq": 9_999, "epoch": 1})

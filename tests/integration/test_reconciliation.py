@@ -42,8 +42,6 @@ from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.reconciliation import Survey, reconcile, survey
 from twophase.runner import Runner
-from twophase.sinks.staged_files.receipts import Receipts
-from twophase.storage.base import DISK
 from twophase.sweep import sweep
 from twophase.verification import verify
 from twophase.wiring import coordinator_of
@@ -96,6 +94,13 @@ def states(record: PostgresRecord, pipeline: str = "words") -> list[tuple[int, i
     with record.engine.connect() as connection:
         found = queries.checkpoints(connection, pipeline)
     return [(r["checkpoint_id"], r["revision"], r["commit_seq"], r["state"]) for r in reversed(found)]
+
+
+def pending(record: PostgresRecord) -> dict[str, Any]:
+    """Return the one revision that has not ended."""
+    with record.engine.connect() as connection:
+        (found,) = queries.pending(connection, "words")
+    return found
 
 
 def queries_of(record: PostgresRecord, query: str, without: str) -> list[dict[str, Any]]:
@@ -250,8 +255,7 @@ def test_what_was_staged_again_after_the_backup_is_found_by_its_later_attempt(
     backups.restore()
     run(kind)
     if kind != "sent":
-        with record.engine.connect() as connection:
-            (parked,) = queries.pending(connection, "words")
+        parked = pending(record)
         advice = advise(standing(parked))
         assert advice
         assert advice.command == "twophase reconcile words"
@@ -261,6 +265,30 @@ def test_what_was_staged_again_after_the_backup_is_found_by_its_later_attempt(
 
     assert states(record) == [(1, 1, 1, "COMMITTED")]
     check(record, kind, several_sinks.mended(rows))
+
+
+def test_what_was_parked_in_the_backup_makes_room_for_what_replaced_it(
+    backups: Backups, record: PostgresRecord
+) -> None:
+    rows = land_words(files=2)
+    failpoints.configure("commit.after=raise")
+    with pytest.raises(FailpointError):
+        run("files")
+    failpoints.configure("")
+    shutil.rmtree(next(data_path("").rglob("staging")))
+    run("files")
+    assert pending(record)["hindrances"] == {"files": "lost"}
+    backups.take()
+    with Runner(several_sinks.pipeline("files"), PreStaged()) as runner:
+        runner.restage(1, "its staging was lost")
+        runner.replace(1)
+    backups.restore()
+    wait_for_lease(record)
+
+    apply(record, "files")
+
+    assert states(record) == [(1, 1, 1, "SUPERSEDED"), (1, 2, 2, "COMMITTED")]
+    check(record, "files", rows)
 
 
 def test_a_sink_that_cannot_be_asked_is_told_of_and_takes_back_nothing_that_it_said(
@@ -528,24 +556,6 @@ def test_nothing_is_swept_aborted_or_recovered_on_a_record_that_does_not_know(
     with pytest.raises(RecordBehind):
         coordinator_of(record, declared).recover()
     assert any(found and "commit_seq 2" in found.difference for found in verify(record, declared))
-
-
-def test_the_newest_receipt_is_found_without_reading_the_history(home: Path) -> None:
-    """Ten thousand decisions cost two short listings, like ten."""
-    found = Receipts(DISK, home)
-    for seq in (*range(1, 10_000, 997), 9_999):
-        receipt = {"pipeline": "words", "checkpoint_id": seq, "revision": 1, "commit_seq": seq, "epoch": 1}
-        assert found.keep(receipt) is None
-    listed: list[object] = []
-
-    class Counting(type(DISK)):  # type: ignore[misc]
-        def entries(self, folder: object) -> list[tuple[str, str]]:
-            listed.append(folder)
-            return list(super().entries(folder))
-
-    assert Receipts(Counting(), home).newest("words") == 9_999
-    assert len(listed) == 2
-    assert found.keep({"pipeline": "words", "checkpoint_id": 7, "revision": 1, "commit_seq": 9_999, "epoch": 1})
 
 
 def test_the_pipeline_says_it_and_the_command_shows_and_records_it(backups: Backups, record: PostgresRecord) -> None:

@@ -182,7 +182,7 @@ def _make_room(tx: PostgresTransaction, key: Key, why: str) -> None:
     if older is not None:
         tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {live.revision}; {why}")
     tx.move(live.key, State.COMMITTED, epoch=live.epoch, why=f"revision {key.revision} came after it; {why}",
-            parked_reason=None, lease=None)  # fmt: skip
+            parked_reason=None, hindrances=None, lease=None)  # fmt: skip
 
 
 def _abort(tx: PostgresTransaction, live: Revision, why: str) -> None:
