@@ -75,6 +75,19 @@ def test_two_names_of_one_day_read_it_once(runner_of: RunnerOf, record: Postgres
     assert checkpoints(record) == 1
 
 
+@pytest.mark.parametrize(("first", "second"), [(DAY, KEY), (KEY, f"{KEY}T00:00"), (KEY, DAY)])
+def test_slots_that_begin_at_one_moment_are_not_called_apart(runner_of: RunnerOf, first: str, second: str) -> None:
+    """No folder by times could tell them apart; the remedy is the one that helps."""
+    runner = runner_of(words())
+    runner.run(first)
+
+    with pytest.raises(ConfigError, match=r"; run that slot with --reprocess to replace what it holds$"):
+        runner.run(second)
+    runner.run(first, reprocess=True)
+
+    assert ids() == [30]
+
+
 def test_hours_in_a_folder_per_day_are_refused_before_anything_is_recorded(
     runner_of: RunnerOf, record: PostgresRecord
 ) -> None:

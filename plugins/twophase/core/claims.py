@@ -69,6 +69,8 @@ def _remedy(pipeline: str, slot: str, holder: Holder) -> str:
 
 def _apart(one: Slot, other: Slot) -> bool:
     """Return True if two slots have times that do not overlap."""
-    if one.start is None or other.start is None:
+    if one.start is None or other.start is None or one.start == other.start:
         return False
-    return (one.end or one.start) <= other.start or (other.end or other.start) <= one.start != other.start
+    if one.start < other.start:
+        return (one.end or one.start) <= other.start
+    return (other.end or other.start) <= one.start
