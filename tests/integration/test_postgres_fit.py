@@ -181,6 +181,18 @@ RIGHTS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
         ],
     ),
     (
+        """words (id bigint, word text, _checkpoint bigint); GRANT ALL ON words TO {0};
+        REVOKE INSERT ON ALL TABLES IN SCHEMA twophase_sinks FROM {0}""",
+        {},
+        [
+            (
+                f"has no INSERT on twophase_sinks.{table}, where the {what} are; grant it",
+                f"GRANT INSERT ON twophase_sinks.{table} TO {{}}",
+            )
+            for table, what in (("promoted", "markers"), ("receipt", "receipts"))
+        ],
+    ),
+    (
         "words (id bigint, word text, _checkpoint bigint) PARTITION BY LIST (_checkpoint)",
         {"attach": True},
         [("does not own public.words, and only its owner may attach", "ALTER TABLE words OWNER TO {}")],
@@ -211,7 +223,7 @@ def test_a_right_that_is_missing_is_named_before_the_vote_and_granting_it_helps(
     target: Any, promoter: str, made: str, more: dict[str, Any], lacking: list[tuple[str, str]]
 ) -> None:
     """Each refusal says what to grant, and once all is granted the checkpoint is promoted."""
-    target.execute(f"CREATE TABLE {made}")
+    target.execute(f"CREATE TABLE {made.format(promoter)}")
     sink = sinks.Postgres("words", conn_id="dwh", **more)
 
     for number, (told, remedy) in enumerate(lacking, 1):

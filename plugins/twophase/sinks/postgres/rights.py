@@ -62,11 +62,14 @@ def _of_markers(cursor: Any, user: str, mode: Mode) -> Iterator[str]:  # noqa: A
     schema = promotion.MARKERS.schema
     cursor.execute("SELECT has_schema_privilege(%s, 'CREATE')", (schema,))
     if mode.keeps and not cursor.fetchone()[0]:
-        yield (f"{user} may not create tables in schema {schema}, where the history is; grant it, or declare history=0")
+        yield (
+            f"{user} may not create tables in schema {schema}, where the history is; grant CREATE on it, or declare"
+            " history=0"
+        )
     needed = {
-        promotion.MARKERS: ["SELECT", "INSERT", *(["UPDATE"] if mode.history else [])],
-        receipts.RECEIPTS: ["SELECT", "INSERT", "UPDATE"],
-        owner.OWNERS: ["SELECT", "INSERT", "UPDATE"],
+        ("markers", promotion.MARKERS): ["SELECT", "INSERT", *(["UPDATE"] if mode.history else [])],
+        ("receipts", receipts.RECEIPTS): ["SELECT", "INSERT", "UPDATE"],
+        ("owners", owner.OWNERS): ["SELECT", "INSERT", "UPDATE"],
     }
     cursor.execute(
         "SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
@@ -76,10 +79,10 @@ def _of_markers(cursor: Any, user: str, mode: Mode) -> Iterator[str]:  # noqa: A
     if row := cursor.fetchone():
         which = f'"{schema}"."{row[0]}"'
         yield f"{schema}.{row[0]} is UNLOGGED, and a crash of the server empties it; ALTER TABLE {which} SET LOGGED"
-    for table, right in ((table, right) for table, all_of_them in needed.items() for right in all_of_them):
+    for what, table, right in ((*which, right) for which, all_of_them in needed.items() for right in all_of_them):
         cursor.execute("SELECT has_table_privilege(pg_catalog.to_regclass(%s), %s)", (str(table), right))
         if cursor.fetchone()[0] is False:
-            yield f"{user} has no {right} on {table}, where the markers are; grant it"
+            yield f"{user} has no {right} on {table}, where the {what} are; grant it"
 
 
 def _of_target(cursor: Any, user: str, found: catalog.Relation, mode: Mode) -> Iterator[str]:  # noqa: ANN401 - a cursor
