@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sqlalchemy import text
@@ -9,13 +10,17 @@ from sqlalchemy import text
 from benchmarks.place import administer
 from benchmarks.workload import link_files, pipeline
 from twophase.committer.record import PostgresRecord
+from twophase.core.checkpoint import Key
+from twophase.core.manifest import Column, Manifest
 from twophase.core.settings import data_path
+from twophase.sinks.staged_files.receipts import SHARE
 from twophase.wiring import enter
 
 #: Every so many checkpoints one was replayed (its first revision is superseded) …
 REPLAYED = 100
 #: … and one failed first (its first revision is aborted).
 FAILED = 200
+SCHEMA = (Column("id", "bigint"), Column("word", "string"))
 
 #: Triggers and foreign keys are off while this runs, so each statement writes what the protocol would have.
 _FILL = (
@@ -83,11 +88,15 @@ def fill(name: str, dsn: str, checkpoints: int) -> None:
 
 
 def fill_table(name: str, checkpoints: int, *, data: bool = True) -> None:
-    """Put as many checkpoint folders into the table, with or without a file in each, and their manifests beside it."""
+    """Put as many checkpoint folders into the table, with or without a file in each, and what lies beside it."""
     sink = pipeline(name).writes["lake"]
     sink.prepare()
     table = Path(sink.location())
-    manifests = table.with_name(f"{table.name}.twophase") / "manifests"
+    beside = table.with_name(f"{table.name}.twophase")
+    for seq in range(1, checkpoints + checkpoints // REPLAYED + 1):
+        share = beside / "receipts" / name / f"{seq // SHARE:09d}"
+        share.mkdir(parents=True, exist_ok=True)
+        (share / f"{seq:012d}.json").write_text(json.dumps({"pipeline": name, "commit_seq": seq, "epoch": 1}))
     for checkpoint_id in range(1, checkpoints + 1):
         folder = table / f"checkpoint={checkpoint_id:08d}"
         folder.mkdir()
@@ -95,4 +104,5 @@ def fill_table(name: str, checkpoints: int, *, data: bool = True) -> None:
             link_files(folder, "part-r1-a1", 1)
         revision = 2 if checkpoint_id % REPLAYED == 0 or checkpoint_id % FAILED == 1 else 1
         (folder / f"_manifest.r{revision}.a1.{checkpoint_id:016x}").touch()
-        (manifests / f"{checkpoint_id:08d}.r{revision}.a1.json").write_text("{}\n")
+        manifest = Manifest(Key(name, checkpoint_id, revision), "lake", 1, SCHEMA, ())
+        (beside / "manifests" / f"{checkpoint_id:08d}.r{revision}.a1.json").write_bytes(manifest.dumps())
