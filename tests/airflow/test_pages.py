@@ -54,6 +54,8 @@ TABLE = {
     },
 }
 
+LEFT = "1 left by a run that has ended"
+
 ROUTES = """
 import json
 from twophase.web.app import router
@@ -153,7 +155,7 @@ def test_the_list_says_what_was_last_and_what_needs_somebody(pages: ApiServer) -
     given = r"lake 1,200 in 4 files, 96.4 kB mart 1,200 in 4 files, 96.4 kB"
     assert re.search(rf"daily_totals checkpoint 1 .{{1,20}} ago {given} 1 COMMITTED fine 0 0 1 daily_totals", said)
     failing = re.escape(f"1 parked, a person is needed 2 failures in a row 1 failed slot {showcase.FAILED}")
-    assert re.search(rf"orders checkpoint 8 .{{1,20}} ago {given} 13 OPEN {failing} 4 1 0 orders , shared", said)
+    assert re.search(rf"orders checkpoint 8 .{{1,20}} ago {given} 13 OPEN {failing} {LEFT} 4 1 0 orders , shared", said)
     assert "scratch record is behind none yet 0 0 0 not run by Airflow yet" in said
 
 

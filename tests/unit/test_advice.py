@@ -9,7 +9,7 @@ import pytest
 
 from twophase.core.checkpoint import Key, Run
 from twophase.core.hindrances import Hindrance
-from twophase.core.next_step import APPROVAL, Standing, advise
+from twophase.core.next_step import APPROVAL, Standing, advise, is_left
 from twophase.core.states import UNDECIDED, State
 
 OPEN = Standing(Key("orders", 17, 1), State.OPEN, Run("orders", "manual__1"))
@@ -117,3 +117,9 @@ def test_every_undecided_standing_names_its_run_or_says_that_it_has_ended() -> N
         if found.state in UNDECIDED:
             said = str(advise(found))
             assert ("run has ended" in said) or ("orders/manual__1" in said)
+
+
+@pytest.mark.parametrize("found", every_standing(), ids=str)
+def test_what_counts_as_left_is_what_the_advice_calls_so(found: Standing) -> None:
+    """The list of pipelines counts by the same rule, and does not call such a pipeline fine."""
+    assert is_left(found) == ("its run has ended" in str(advise(found)).lower())

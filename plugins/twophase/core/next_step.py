@@ -51,6 +51,11 @@ class Standing:
     stale: bool = False
 
 
+def is_left(found: Standing) -> bool:
+    """Return True if nobody goes on with an undecided revision: it has no lease, and its run has ended."""
+    return found.state in UNDECIDED and not found.leased and bool(found.run_ended)
+
+
 def advise(found: Standing) -> Advice | None:
     """Say what a person can do about a revision, or who goes on with it; None: nothing has to be done."""
     if found.parked:  # before the lease is looked at: that of the run that parked it may not have run out yet
@@ -81,7 +86,7 @@ def _decided(found: Standing) -> Advice | None:
 
 def _undecided(found: Standing) -> Advice:
     pipeline, number, _ = found.key
-    if found.run_ended:
+    if is_left(found):
         if found.state is State.PRECOMMITTED:
             commit = f"twophase commit {pipeline} {number} --reason …"
             return Advice("Everybody voted yes, and its run has ended. Recovery would abort it; to commit it,", commit)

@@ -6,6 +6,8 @@ each page's content security policy makes the browser refuse any that would.
 
 import base64
 import hashlib
+from collections import Counter
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path as Folder
 from typing import Annotated, Any
@@ -15,12 +17,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from sqlalchemy import Connection
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from twophase.cli.manual_decisions import standing
 from twophase.committer import queries, writes
 from twophase.core.errors import ConfigError
-from twophase.core.next_step import advise
+from twophase.core.next_step import advise, is_left
 from twophase.core.states import State
 from twophase.web import page_text
 from twophase.web.access import MAY_READ_RUNS, OnePipeline, VisiblePipelines
@@ -63,7 +66,7 @@ def app() -> FastAPI:
 def pipelines(request: Request, visible: VisiblePipelines) -> Response:
     """List the pipelines that the user may see."""
     with reading() as connection:
-        found = queries.overview(connection, visible)
+        found = _overview(connection, visible)
         links = queries.dags(connection)
     return _page(request, "pipelines.html", pipelines=found, dags=links, dag_id=None)
 
@@ -75,7 +78,7 @@ def of_a_dag(request: Request, dag_id: DagId) -> Response:
         names = queries.pipelines_of(connection, dag_id)
         if len(names) == 1:
             return RedirectResponse(f"{_base(request)}/pipelines/{names[0]}", 303)
-        found = queries.overview(connection, names)
+        found = _overview(connection, names)
         links = {name: queries.dags_of(connection, name) for name in names}
     return _page(request, "pipelines.html", pipelines=found, dags=links, dag_id=dag_id)
 
@@ -86,7 +89,7 @@ def checkpoints(request: Request, pipeline: OnePipeline, state: State | None = N
     after = (int(before.split(".")[0]), int(before.split(".")[1])) if before else None
     with reading() as connection:
         found = queries.checkpoints(connection, pipeline, state=state, before=after, limit=PAGE + 1)
-        (summary,) = queries.overview(connection, [pipeline])
+        (summary,) = _overview(connection, [pipeline])
         pending = queries.pending(connection, pipeline) if summary["parked"] else []
         unbegun = queries.unbegun(connection, pipeline, PARKED)
         links = queries.dags_of(connection, pipeline)
@@ -134,6 +137,15 @@ def checkpoint(request: Request, pipeline: OnePipeline, checkpoint_id: Id, revis
         advice=advise(standing({**found, **(mine or {})}, run_ended=ended, stale=bool(replaced))),
         events=[event for event in found["events"] if event["revision"] == found["revision"]],
     )
+
+
+def _overview(connection: Connection, names: Collection[str]) -> list[dict[str, Any]]:
+    """List some pipelines, each with how many undecided revisions a run has left that is over, as Airflow says."""
+    found = queries.overview(connection, names)
+    busy = [row["pipeline"] for row in found if row["pending"] > row["parked"]]
+    pending = [row for name in busy for row in queries.pending(connection, name)]
+    left = Counter(row["pipeline"] for row in pending if is_left(standing(row, run_ended=has_ended(row))))
+    return [{**row, "left": left[row["pipeline"]]} for row in found]
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
