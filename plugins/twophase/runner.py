@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -249,7 +250,12 @@ class Runner:
             raise ConfigError(msg)
         check_known(self.coordinator)
         attempt = self.coordinator.restage(found.key, reason, sinks)
-        self._stage_and_vote(attempt)
+        try:
+            self._stage_and_vote(attempt)
+        except BaseException:
+            with suppress(Fenced, StoreUnavailable):  # then the lease runs out by itself
+                self.coordinator.rest(attempt)  # it may be tried again at once
+            raise
         return self.coordinator.finish(attempt.key)
 
     def _begin(self, begin: Callable[[], Revision | Opened | None]) -> Revision | Opened | None:

@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from support.pipelines.commands import listed, one_line_error, twophase
-from support.pipelines.factories import PreStaged, land_words, visible, voted, words_pipeline
+from support.pipelines.factories import PreStaged, Row, land_words, visible, voted, words_pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
+from twophase.core.errors import PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.settings import data_path
 from twophase.runner import Runner
@@ -188,3 +189,69 @@ def test_an_unknown_checkpoint_is_named(record: PostgresRecord, command: str) ->
     leave(record, "attempt.after")
 
     assert "words/7: it is not in the record" in one_line_error(twophase(command, "words", "7", *WHY))
+
+
+# --- restage ---------------------------------------------------------------------------------------------------------
+
+
+def lost(record: PostgresRecord) -> None:
+    """Leave a decided checkpoint whose staged output is gone."""
+    leave(record, "commit.after")
+    (staged,) = data_path("lake/words.twophase/staging").iterdir()
+    staged.rename(data_path("elsewhere"))
+
+
+def test_restage_is_refused_while_a_run_promotes_and_not_because_of_the_one_that_parked(
+    record: PostgresRecord,
+) -> None:
+    lost(record)
+    with record.engine.begin() as connection:
+        connection.execute(text("UPDATE twophase.revision SET lease_until = clock_timestamp() + interval '1 hour'"))
+
+    error = one_line_error(twophase("restage", "words", "1", *WHY))
+    assert re.search(r"checkpoint words/1 r1: run script-\w+ works on it, 3\d\d\d s of lease left; stop that", error)
+    assert listed("show", "words", "1")["epoch"] == 1
+
+    assert twophase("commit", "words", "1", *WHY).exit_code == 1
+    assert listed("show", "words", "1")["hindrances"] == {"lake": "lost"}
+    assert twophase("restage", "words", "1", *WHY).exit_code == 0
+    assert state() == "COMMITTED"
+
+
+def test_a_run_that_could_not_promote_holds_no_lease_any_more(record: PostgresRecord) -> None:
+    """Whoever reads its error may act on it at once."""
+    land_words()
+    taken = data_path("lake/words.twophase/taken")
+
+    def meanwhile(rows: list[Row], _plan: object) -> list[Row]:
+        taken.rmdir()
+        taken.touch()  # a promoter needs a folder
+        return rows
+
+    with pytest.raises(PromotionPending):
+        Runner(words_pipeline(), PreStaged(change=meanwhile), record=record).run()
+
+    assert (state(), listed("pending")[0]["leased"]) == ("COMMITTING", None)
+
+
+def test_restage_is_refused_while_another_one_stages_and_may_follow_one_that_failed(
+    record: PostgresRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost(record)
+    assert twophase("commit", "words", "1", *WHY).exit_code == 1  # now it is parked
+    seen: list[str] = []
+
+    def staging(*_: object) -> None:
+        seen.append(one_line_error(twophase("restage", "words", "1", *WHY)))
+        msg = "no memory left"
+        raise MemoryError(msg)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PreStaged, "__call__", staging)
+        assert twophase("restage", "words", "1", *WHY).exit_code == 1
+
+    assert "it is being staged again" in seen[0]
+    assert "`twophase show words 1` says by whom; stop that, or wait" in seen[0]
+    assert listed("show", "words", "1")["epoch"] == 2
+    assert twophase("restage", "words", "1", *WHY).exit_code == 0
+    assert state() == "COMMITTED"

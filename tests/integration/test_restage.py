@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
+from support.crashes.replacement_promises import wait_for_lease
 from support.pipelines.commands import twophase
 from support.pipelines.factories import PreStaged, Row, counted, land_words, visible, words_pipeline
 from support.sinks import senders
@@ -441,6 +442,7 @@ def test_a_sink_that_is_down_does_not_keep_another_one_from_being_restaged(
     table = Path(bench.pipeline.writes["lake"].location())
     away = table.rename(table.with_name("away"))
     table.touch()
+    wait_for_lease(bench.record)
 
     said = twophase("restage", "words", "2", "--sink", "dwh", *WHY)
 

@@ -164,6 +164,7 @@ def restage(
         if found.state in {State.COMMITTED, State.SUPERSEDED}:
             say(f"{found.key}: it is {found.state.lower()} already")
             return
+        _free_of_restages(runner.coordinator, found)
         done = runner.restage(checkpoint_id, reason, sink or ())
     say(f"{done.key}: {done.state.lower()}, rows {done.rows}")
 
@@ -244,6 +245,25 @@ def _free(found: Revision) -> None:
         msg = (
             f"checkpoint {found.key}: run {found.run} works on it, {found.lease_left:.0f} s of lease left;"
             " stop that run, or wait"
+        )
+        raise Busy(msg, lease_left=found.lease_left)
+
+
+def _free_of_restages(coordinator: Coordinator, found: Revision) -> None:
+    """Refuse to restage what a run promotes, or what is being staged again: a second attempt would fence the first.
+
+    Once it is parked the lease of the run that parked it means nothing: that run has ended its work.
+    """
+    from twophase.core.errors import Busy
+
+    votes = coordinator.transact(lambda tx: tx.participants(found.key))
+    if not any(p.attempt == found.epoch and p.vote is None for p in votes):
+        if found.parked_reason is None:
+            _free(found)
+    elif found.leased:
+        msg = (
+            f"checkpoint {found.key}: it is being staged again, {found.lease_left:.0f} s of lease left; `twophase show"
+            f" {found.key.pipeline} {found.key.checkpoint_id}` says by whom; stop that, or wait"
         )
         raise Busy(msg, lease_left=found.lease_left)
 

@@ -12,10 +12,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from twophase.core.errors import Fenced, StoreUnavailable
+from twophase.core.errors import Fenced, Parked, PromotionPending, StoreUnavailable
 from twophase.core.isolation import alone
+from twophase.core.states import State
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -90,10 +92,18 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Have it renewed no more; the lease then runs out, or the next transition changes it."""
+        """Have it renewed no more; the lease then runs out, or the next transition changes it.
+
+        If a decided revision could not be promoted now, nobody works on it any more, and the lease is given up. So a
+        person may restage it at once.
+        """
         _RENEWER.remove(self)
         with self._renewing:
             self._ended = True
+        if isinstance(error, Parked | PromotionPending):
+            with suppress(Fenced, StoreUnavailable), self._coordinator.record.transaction() as tx:
+                if tx.revision(self._revision.key).state is State.COMMITTING:
+                    tx.renew(self._revision.key, epoch=self._revision.epoch, lease=None)
 
 
 class _Renewer:
