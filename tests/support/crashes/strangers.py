@@ -6,11 +6,12 @@ whatever is there. So of the pipeline's own rows a reader must find, at any mome
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from support.crashes import several_sinks
 from support.faults.processes import polls
 from support.pipelines.factories import PreStaged, Row, land_words
-from support.sinks.log_tables import opened, table
+from support.sinks.log_tables import opened, restored_as_the_page_says, set_back, table
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, ManifestMismatch, Parked
 from twophase.core.hindrances import Hindrance
@@ -37,7 +38,7 @@ from twophase.sinks.log_tables.base import LogTableSink
 
 KINDS = "upserted+delta+iceberg"
 TABLE = several_sinks.TABLES["upserted"]
-#: A file that lets strangers write nothing.
+#: A file that lets nobody begin anything at the tables.
 PAUSE = "pause"
 #: What a library says when another writer was faster.
 OVERTAKEN = (CommitFailedError, CommitFailedException, ValidationException)
@@ -87,19 +88,25 @@ def _replace(runner: Runner, chosen: random.Random) -> str:
 
 def _restore(coordinator: Coordinator) -> None:
     """Do what a parked revision's message says, as somebody who looks after the tables: restore, and recover."""
-    (parked,) = coordinator.transact(lambda tx: tx.unfinished("words"))
-    assert set(parked.hindrances.values()) == {Hindrance.REWRITTEN}
-    replaced = f"/{parked.checkpoint_id:08d}.r"
-    (home() / PAUSE).touch()  # nobody restores a table while others write to it
-    for _ in polls(120):
-        for kind in parked.hindrances:
-            with suppress(*OVERTAKEN):
-                _RESTORE[kind](replaced)
+    (home() / PAUSE).touch()
+    with at_tables(fcntl.LOCK_EX):
+        (parked,) = coordinator.transact(lambda tx: tx.unfinished("words"))
         with suppress(Parked):
-            coordinator.finish(parked.key)
-            (home() / PAUSE).unlink()
-            return
-    raise AssertionError(parked)
+            coordinator.finish(parked.key)  # what the strangers did meanwhile counts, too
+        (parked,) = coordinator.transact(lambda tx: tx.unfinished("words"))
+        assert set(parked.hindrances.values()) == {Hindrance.REWRITTEN}
+        for kind in parked.hindrances:
+            _RESTORE[kind](f"/{parked.checkpoint_id:08d}.r")
+        coordinator.finish(parked.key)
+    (home() / PAUSE).unlink()
+
+
+@contextmanager
+def at_tables(how: int = fcntl.LOCK_SH) -> Iterator[None]:
+    """Be at the tables together with others, or alone: nobody reads or writes while a table is restored."""
+    with (home() / "tables.lock").open("ab") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 def _restore_delta(replaced: str) -> None:
@@ -109,8 +116,7 @@ def _restore_delta(replaced: str) -> None:
         for version in range(found.version(), 0, -1)
         if any(replaced in uri for uri in DeltaTable(found.table_uri, version=version).file_uris())
     )
-    found.restore(version, ignore_missing_files=True)  # it lists again what others have vacuumed since
-    opened(lake("delta")).repair()  # and this takes it out, or nobody could read the table
+    restored_as_the_page_says(found, version)
 
 
 def _restore_iceberg(replaced: str) -> None:
@@ -120,7 +126,7 @@ def _restore_iceberg(replaced: str) -> None:
         for snapshot in reversed(found.snapshots())
         if any(replaced in task.file.file_path for task in found.scan(snapshot_id=snapshot.snapshot_id).plan_files())
     )
-    found.manage_snapshots().set_current_snapshot(snapshot.snapshot_id).commit()
+    set_back(found, snapshot.snapshot_id)
 
 
 _RESTORE = {"delta": _restore_delta, "iceberg": _restore_iceberg}
@@ -134,14 +140,17 @@ def assist(flag: Path) -> None:
     """Promote whatever is decided, as recovery does, until it is told to end."""
     with Runner(several_sinks.pipeline(KINDS), PreStaged()) as runner:
         for _ in until(flag):
-            runner.coordinator.recover(decided_only=True)
+            with at_tables():
+                runner.coordinator.recover(decided_only=True)
 
 
 def until(flag: Path) -> Iterable[int]:
+    """Count until the flag is there, but not while a table is restored."""
     for number, _ in zip(count(1), polls(3600), strict=False):
         if flag.exists():
             return
-        yield number
+        if not (home() / PAUSE).exists():
+            yield number
 
 
 # --- strangers that write --------------------------------------------------------------------------------------------
@@ -157,11 +166,10 @@ def disturb(kind: str, flag: Path, seed: int) -> None:
     deeds = DEEDS[kind]
     names, weights = zip(*((name, weight) for name, (weight, _) in deeds.items()), strict=True)
     for number in until(flag):
-        if flag.with_name(PAUSE).exists():
-            continue
         name = chosen.choices(names, weights)[0]
         try:
-            deeds[name][1](number)
+            with at_tables():
+                deeds[name][1](number)
             told(name)
         except OVERTAKEN:
             told(f"{name} overtaken")
@@ -255,7 +263,8 @@ def read(flag: Path) -> None:
     for _ in until(flag):
         for name, look in READERS.items():
             try:
-                found = list(look())
+                with at_tables():
+                    found = list(look())
             except Exception as error:  # noqa: BLE001 - said, and judged by the test
                 told(f"failed {name}: {type(error).__name__} {error}".replace("\n", " "))
                 continue

@@ -83,6 +83,14 @@ def table(sink: LogTableSink) -> Table:
     return iceberg_catalogs.client("a test", sink.catalog, sink.storage).load_table(sink.table)
 
 
+def set_back(found: Table, snapshot_id: int) -> None:
+    """Let an earlier snapshot be the current one, and append the rows that came after it."""
+    before = _rows(found)
+    found.manage_snapshots().set_current_snapshot(snapshot_id).commit()
+    lacking = before - _rows(found)
+    found.append(pa.Table.from_pylist([dict(row) for row in lacking.elements()], schema=found.schema().as_arrow()))
+
+
 def _rows(found: Table) -> Counter[tuple[tuple[str, Any], ...]]:
     return Counter(tuple(row.items()) for row in found.scan().to_arrow().to_pylist())
 
@@ -114,10 +122,7 @@ class IcebergFormat:
     def restore(self, sink: LogTableSink) -> None:
         found = table(sink)
         ours = next(entry for entry in reversed(found.snapshots()) if entry.summary and entry.summary.get("twophase"))
-        before = _rows(found)
-        found.manage_snapshots().set_current_snapshot(ours.snapshot_id).commit()
-        lacking = before - _rows(found)
-        found.append(pa.Table.from_pylist([dict(row) for row in lacking.elements()], schema=found.schema().as_arrow()))
+        set_back(found, ours.snapshot_id)
 
     def committing(self, monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], object]], None]) -> None:
         commit = Transaction.commit_transaction
