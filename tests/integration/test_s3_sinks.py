@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from twophase.core.ports import Outcome
 from twophase.sinks import Delta, Iceberg
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.log_tables.commits import LogTable
+from twophase.sinks.staged_files import owner
 from twophase.storage.arrow_files import Writer
 from twophase.storage.base import FileFacts, Target
 from twophase.storage.s3 import S3, Access
@@ -337,3 +342,66 @@ def test_a_table_is_one_pipelines_by_whichever_connection_it_is_reached(
         other.prepare()
     sink.prepare()
     assert (sink.owner(), other.owner()) == ("words", "words")
+
+
+# --- one of several at once ------------------------------------------------------------------------------------------
+
+AT_ONCE = 8
+
+
+def at_once(act: Callable[[int], None]) -> list[int]:
+    """Let several act at the same moment; return those that were not refused."""
+    start = threading.Barrier(AT_ONCE)
+
+    def one(number: int) -> bool:
+        start.wait()
+        try:
+            act(number)
+        except (FileExistsError, ConfigError):
+            return False
+        return True
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [number for number, done in enumerate(pool.map(one, range(AT_ONCE))) if done]
+
+
+@pytest.mark.parametrize("conn_id", [CONN_ID, "bare"], ids=["keys of the connection", "keys of the environment"])
+def test_of_several_that_create_one_object_at_once_one_does(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, conn_id: str
+) -> None:
+    """Owners and receipts are created so. Creating the same again changes nothing."""
+    access = Access.of(CONN_ID)
+    bare = {"conn_type": "aws", "extra": {"endpoint_url": access.endpoint}}
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", json.dumps(bare))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", access.key if conn_id == "bare" and access.key else "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", access.secret if conn_id == "bare" and access.secret else "")
+    stores = [S3("sink", None, conn_id) for _ in range(AT_ONCE)]
+    place = f"{S3Server.place()}/some where=1/ü"
+
+    [winner] = at_once(lambda number: stores[number].create(place, f"{number}".encode()))
+
+    assert stores[0].read(place) == f"{winner}".encode()
+    stores[0].create(place, f"{winner}".encode())
+    with pytest.raises(FileExistsError):
+        stores[0].create(place, b"other")
+
+
+def test_of_several_pipelines_that_claim_one_table_at_once_one_gets_it(s3: S3Server) -> None:
+    home = S3Server.place()
+    stores = [S3("sink", None, CONN_ID) for _ in range(AT_ONCE)]
+
+    [winner] = at_once(lambda number: owner.claim(stores[number], home, "sink", f"pipeline_{number}"))
+
+    assert owner.owner_of(stores[0], home) == f"pipeline_{winner}"
+
+
+def test_a_store_that_refuses_a_conditional_write_is_told_without_its_keys(s3: S3Server) -> None:
+    wrong = S3("sink", None, CONN_ID)
+    wrong.access = replace(wrong.access, secret="canary-of-nobody")
+
+    with pytest.raises(
+        SinkUnavailable, match=r"sink: the object store answered 403 .*conditional PUT of s3://"
+    ) as told:
+        wrong.create(f"{S3Server.place()}/mine", b"")
+
+    assert "canary" not in f"{told.value}{told.value.__cause__}"

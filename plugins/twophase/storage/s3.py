@@ -7,12 +7,13 @@ into no plan, record, command line or log.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.manifest import StagedFile
 from twophase.storage import arrow_files, disk, listing, spark_frames, spark_paths
 from twophase.storage.base import FileFacts, Given, Storage, Target, Where, Within
+from twophase.storage.conditional_put import Keys, Store, put_if_absent
 
 if TYPE_CHECKING:
     from pyarrow.fs import S3FileSystem
@@ -77,6 +79,17 @@ class Access:
             float(config.get("connect_timeout", _CONNECT)),
             float(config.get("read_timeout", _READ)),
         )
+
+    def keys(self) -> Keys | None:
+        """Return what requests are signed with: of the connection, or of the environment; None: another identity."""
+        if self.key and self.secret:
+            return Keys(self.key, self.secret, self.token)
+        key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+        return Keys(key, secret, os.environ.get("AWS_SESSION_TOKEN")) if key and secret else None
+
+    def store(self) -> Store:
+        """Return where the store is."""
+        return Store(self.endpoint, self.region, self.read)
 
     def open(self) -> S3FileSystem:
         """Open the store; no request is made yet."""
@@ -211,16 +224,25 @@ class S3(Storage):
         return state.hexdigest()
 
     def create(self, path: Where, content: bytes) -> None:
-        """Put an object, unless one of other content is there.
+        """Put an object, unless one of other content is there: of two writers at once the store takes one.
 
-        Look and PUT are two requests, so of two writers at once the later one wins. For a manifest that is noticed when
-        it is loaded, by the digest in the record.
+        The request is signed here. With the identity of a profile or a role there is nothing to sign with; then it is
+        two requests, a look and a PUT, and of two writers at once the later one wins. For a manifest that is noticed
+        when it is loaded, by the digest in the record.
         """
-        with suppress(FileNotFoundError):
-            if self.read(path) != content:
-                raise FileExistsError(path)
-            return
-        self.replace(path, content)
+        if keys := self.access.keys():
+            with self._explained():
+                if put_if_absent(self.access.store(), keys, _key(path), content):
+                    return
+            found = self.read(path)
+        else:
+            try:
+                found = self.read(path)
+            except FileNotFoundError:
+                self.replace(path, content)
+                return
+        if found != content:
+            raise FileExistsError(path)
 
     def replace(self, path: Where, content: bytes) -> None:
         """Put an object, whatever was there."""
