@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from benchmarks.harness import Figure, Findings, Measure, interleave, medians, s
 from benchmarks.place import Place
 from benchmarks.workload import SCHEMA, link_files
 from twophase import sinks
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 
@@ -62,15 +62,15 @@ class Table(ABC):
         """Stage one file, and time its promotion."""
         number = next(self._numbers)
         key = Key(self.name, number, 1)
-        handle = {**self.sink.place(key, 1, "benchmark"), "commit_seq": number}
-        folder = Path(self.sink.staging_path(key, handle))
+        output = Output(key, 1, self.sink.place(key, 1, "benchmark"), commit_seq=number, sink="lake")
+        folder = Path(self.sink.staging_path(output))
         folder.mkdir(parents=True)
         link_files(folder, "part-r1-a1", 1)
-        manifest = self.sink.seal(key, 1, "lake", handle, SCHEMA)
-        return {"promotion": _timed(lambda: self._promote(key, handle, manifest))}
+        staged = replace(output, manifest=self.sink.seal(output, SCHEMA))
+        return {"promotion": _timed(lambda: self._promote(staged))}
 
-    def _promote(self, key: Key, handle: Json, manifest: Json) -> None:
-        found = self.sink.promote(key, handle, manifest)
+    def _promote(self, output: Output) -> None:
+        found = self.sink.promote(output)
         if found.outcome is not Outcome.PROMOTED:
             msg = f"{self.name}: expected to promote, found {found}"
             raise RuntimeError(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Figure, Findings, Measure, interleave, medians, step, timed
 from benchmarks.place import Place
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
 from twophase.sinks import Postgres
@@ -82,12 +82,12 @@ def turn(cursor: Any, partitions: int, checkpoints: count[int]) -> Mapping[str, 
     """Attach one more partition and take it out again; then plan."""
     sink = Postgres(f"t{partitions}", conn_id=CONN_ID, attach=True)
     key = Key("bench", next(checkpoints), 1)
-    handle = sink.place(key, 1, "t0ken")
-    columns = sink.open(key, "dwh", handle, SCHEMA)
-    list(Loader(database.dsn(CONN_ID), TableName(*handle["staging"]))(iter([ROWS])))
-    manifest = sink.seal(key, "dwh", handle, SCHEMA, columns)
+    output = Output(key, 1, sink.place(key, 1, "t0ken"), sink="dwh")
+    columns = sink.open(output, SCHEMA)
+    list(Loader(database.dsn(CONN_ID), TableName(*output.handle["staging"]))(iter([ROWS])))
+    output = replace(output, manifest=sink.seal(output, SCHEMA, columns))
     start = time.perf_counter()
-    promoted = sink.promote(key, handle, manifest)
+    promoted = sink.promote(output)
     found = {"promotion": time.perf_counter() - start}
     if promoted.outcome is not Outcome.PROMOTED:
         raise RuntimeError(promoted)

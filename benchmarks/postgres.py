@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import psycopg2
 from benchmarks.files import generate
 from benchmarks.harness import Figure, Findings, Measure, Stopwatch, Turn, interleave, medians, step
 from benchmarks.place import Place
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
 from twophase.core.settings import data_path
 from twophase.sinks import Postgres
@@ -98,11 +98,11 @@ class Bench:
         start = time.perf_counter()
         with watch:
             sink.prepare()
-            handle = sink.place(key, 1, "t0ken")
-            manifest = sink.stage(self.frame, key, 1, "dwh", handle)
-            sink.check(key, handle, manifest)
+            output = Output(key, 1, sink.place(key, 1, "t0ken"), sink="dwh")
+            output = replace(output, manifest=sink.stage(self.frame, output))
+            sink.check(output)
             staged = time.perf_counter() - start
-            promoted = sink.promote(key, handle, manifest)
+            promoted = sink.promote(output)
             parts = watch.take()
         whole = time.perf_counter() - start
         if promoted.outcome is not Outcome.PROMOTED:

@@ -57,14 +57,13 @@ def promoter(files: int, *, replacing: bool) -> Callable[[], Mapping[str, float]
     sink.prepare()
     older = first_revision(sink, files) if replacing else None
     key = Key("promotion", 1, 2 if replacing else 1)
-    handle = sink.place(key, 1, "benchmark", older=older)
-    manifest = stage(sink, key, 1, handle, files)
-    table = Path(handle["table"])
+    output = stage(sink, Output(key, 1, sink.place(key, 1, "benchmark", older=older), sink="lake"), files)
+    table = Path(output.handle["table"])
     side = Path(f"{table}.twophase")
-    staged = side / "staging" / handle["name"]
+    staged = side / "staging" / output.handle["name"]
 
     def promote() -> None:
-        if sink.promote(key, handle, manifest).outcome is not Outcome.PROMOTED:
+        if sink.promote(output).outcome is not Outcome.PROMOTED:
             msg = f"{files} files: expected to promote them"
             raise RuntimeError(msg)
 
@@ -87,10 +86,9 @@ def promoter(files: int, *, replacing: bool) -> Callable[[], Mapping[str, float]
 def first_revision(sink: sinks.Files, files: int) -> Output:
     """Commit the revision that is to be replaced."""
     key = Key("promotion", 1, 1)
-    handle = sink.place(key, 1, "benchmark")
-    manifest = stage(sink, key, 1, handle, files)
-    sink.promote(key, handle, manifest)
-    return Output(key, 1, handle, manifest)
+    output = stage(sink, Output(key, 1, sink.place(key, 1, "benchmark"), sink="lake"), files)
+    sink.promote(output)
+    return output
 
 
 REPLACEMENT = Measure(

@@ -30,11 +30,10 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
     sink = sinks.Files("lake/verifying")
     sink.prepare()
     key = Key("verifying", 1, 1)
-    handle = sink.place(key, 1, "benchmark")
+    output = Output(key, 1, sink.place(key, 1, "benchmark"), sink="lake")
     with step(f"staging {sizes.bytes / 1e6:,.0f} MB"):
-        manifest = stage_bytes(sink, key, 1, handle, sizes.bytes)
-    sink.promote(key, handle, manifest)
-    output = Output(key, 1, handle, manifest)
+        output = stage_bytes(sink, output, sizes.bytes)
+    sink.promote(output)
     files = sink.files(output)
 
     def verify() -> Mapping[str, float]:
@@ -54,9 +53,9 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
 
     found = interleave({"verify": verify, "plain read": plain}, rounds=sizes.rounds, warmup=1)
     mine, theirs = found["verify"]["whole"], found["plain read"]["whole"]
-    speed = manifest["bytes"] / 1e6 / mine.median
+    speed = output.manifest["bytes"] / 1e6 / mine.median
     return Findings(
-        compared=f"verify of {manifest['bytes'] / 1e6:,.0f} MB ÷ reading it, each in {base.THREADS} threads",
+        compared=f"verify of {output.manifest['bytes'] / 1e6:,.0f} MB ÷ reading it, each in {base.THREADS} threads",
         figures=[Figure("time of verify", mine, theirs, goal=SLOWER)],
         profile={side: medians(parts) for side, parts in found.items()},
         notes=[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Stopwatch, timed
 from twophase import Pipeline, sinks, sources
 from twophase.attempt import Staging
-from twophase.core.checkpoint import Json, Key, Revision
+from twophase.core.checkpoint import Json, Output, Revision
 from twophase.core.coordinator import Coordinator
 from twophase.core.manifest import Column
 from twophase.core.settings import data_path
@@ -65,31 +66,31 @@ class Linked:
             sink = Sink.load(dict(write["sink"]))
             if not isinstance(sink, Files):
                 raise TypeError
-            staged[name] = stage(sink, plan.key, plan.attempt, write["handle"], self.files)
+            staged[name] = stage(sink, plan.output(name), self.files).manifest
         return staged
 
 
-def stage(sink: Files, key: Key, attempt: int, handle: Json, files: int) -> Json:
-    """Fill an attempt's staging folder with tiny files, and seal it for the write `lake`."""
-    folder = Path(f"{handle['table']}.twophase", "staging", handle["name"])
+def stage(sink: Files, output: Output, files: int) -> Output:
+    """Fill an attempt's staging folder with tiny files, and seal it."""
+    folder = Path(f"{output.handle['table']}.twophase", "staging", output.handle["name"])
     folder.mkdir(parents=True)
-    link_files(folder, f"part-r{key.revision}-a{attempt}", files)
-    return sink.seal(key, attempt, "lake", handle, SCHEMA)
+    link_files(folder, f"part-r{output.key.revision}-a{output.attempt}", files)
+    return replace(output, manifest=sink.seal(output, SCHEMA))
 
 
-def stage_bytes(sink: Files, key: Key, attempt: int, handle: Json, size: int) -> Json:
+def stage_bytes(sink: Files, output: Output, size: int) -> Output:
     """Fill an attempt's staging folder with some large files of random numbers, and seal it."""
     import numpy as np
 
-    folder = Path(f"{handle['table']}.twophase", "staging", handle["name"])
+    folder = Path(f"{output.handle['table']}.twophase", "staging", output.handle["name"])
     folder.mkdir(parents=True)
-    parts = 16
+    parts, prefix = 16, f"part-r{output.key.revision}-a{output.attempt}"
     random = np.random.default_rng(1)
     for number in range(parts):
         ids = random.integers(0, 2**62, size // parts // 8)
         table = pa.table({"id": ids, "word": pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int8), ["w"])})
-        pq.write_table(table, folder / f"part-r{key.revision}-a{attempt}-{number:05d}.parquet", compression="none")
-    return sink.seal(key, attempt, "lake", handle, SCHEMA)
+        pq.write_table(table, folder / f"{prefix}-{number:05d}.parquet", compression="none")
+    return replace(output, manifest=sink.seal(output, SCHEMA))
 
 
 def link_files(folder: Path, prefix: str, files: int) -> None:

@@ -88,7 +88,7 @@ class Staging:
         try:
             participants = self.coordinator.transact(lambda tx: tx.participants(revision.key))
             for participant in filter(attrgetter("stages"), participants):
-                self.pipeline.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
+                self.pipeline.sinks[participant.name].check(participant.output(revision))
         except AttemptFailed as failed:
             log.warning("%s; staging again", failed)
             return False
@@ -178,7 +178,7 @@ class Staging:
         try:
             self._check_input(plan)
             check_schema(attempt, participant.name, sink, plan, manifest["schema"])
-            sink.check(attempt.key, participant.handle, manifest)
+            sink.check(replace(participant, manifest=manifest).output(attempt))
         except AttemptFailed as error:
             self.coordinator.vote_all(attempt, [*before, replace(participant, vote=False, reason=str(error))])
             raise

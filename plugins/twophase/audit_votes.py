@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from twophase.audits import AuditContext
@@ -85,7 +86,7 @@ def _votes(
     for write in dict.fromkeys(write for write, _ in voters.values()):
         participant, manifest = staged[write]
         context = _context(coordinator, attempt, write, manifest)
-        with pipeline.writes[write].staged(attempt.key, participant.handle, manifest) as relation:
+        with pipeline.writes[write].staged(replace(participant, manifest=manifest).output(attempt)) as relation:
             for name, (on, found) in voters.items():
                 if on != write:
                     continue

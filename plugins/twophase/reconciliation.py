@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json, Key, Participant
+from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, RecordBehind
 from twophase.core.failpoints import hit
 from twophase.core.isolation import alone
@@ -170,26 +170,26 @@ def _receipts(pipeline: Pipeline, since: int, silent: list[str]) -> tuple[list[J
 
 def _standing(coordinator: Coordinator, receipt: Json) -> tuple[dict[str, str | None], str | None]:
     """Ask each sink of a decision whether it holds the output; also return a problem if a sink is not declared."""
+    from twophase.committer import participant_rows
+
     key = Key(receipt["pipeline"], receipt["checkpoint_id"], receipt["revision"])
     sinks: dict[str, str | None] = {}
-    for participant in (Participant(**one) for one in receipt["participants"]):
-        if not participant.stages:
-            continue
-        sink = coordinator.sinks.get(participant.name)
+    staged = [one for one in receipt["participants"] if participant_rows.of_row(one).stages]
+    for output in (participant_rows.output(key, one, receipt["commit_seq"]) for one in staged):
+        sink = coordinator.sinks.get(output.sink)
         if sink is None:
             problem = (
-                f"it was also written to {participant.name!r}, which the record does not know: run the pipeline once,"
+                f"it was also written to {output.sink!r}, which the record does not know: run the pipeline once,"
                 " which is refused and declares it, then reconcile"
             )
             return sinks, problem
-        handle = {**participant.handle, "commit_seq": receipt["commit_seq"], "timestamp": receipt["created_at"]}
         problems: list[str] = []
         with alone("it cannot be asked", problems):
-            promotion = sink.find(key, handle, participant.manifest)
+            promotion = sink.find(output)
             there = promotion.outcome is Outcome.ALREADY_PROMOTED
-            sinks[participant.name] = None if there else promotion.reason or str(promotion.outcome)
+            sinks[output.sink] = None if there else promotion.reason or str(promotion.outcome)
         if problems:
-            sinks[participant.name] = problems[0]
+            sinks[output.sink] = problems[0]
     return sinks, None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twophase.comparison import Comparison, compare
-from twophase.core.checkpoint import Key, Output, Participant, Revision
+from twophase.core.checkpoint import Key, Output, Revision
 from twophase.core.errors import ConfigError, Swept
 from twophase.core.states import UNDECIDED, State
 from twophase.sinks.base import Sink
@@ -93,20 +93,18 @@ def _changing(record: PostgresRecord, sink: Sink, name: str, revision: Revision)
     """
     if revision.state not in UNDECIDED:
         return None
-    participant = _participant(record, name, revision)
-    return sink.changing(revision.key, participant.handle, participant.manifest)
+    return sink.changing(_output(record, name, revision))
 
 
 @contextmanager
 def _relation(record: PostgresRecord, sink: Sink, name: str, revision: Revision) -> Iterator[RowSet]:
-    participant = _participant(record, name, revision)
-    output = Output(revision.key, participant.attempt, participant.handle, participant.manifest)
+    output = _output(record, name, revision)
     staged = revision.state in UNDECIDED or (revision.state is State.COMMITTING and not sink.stands(output))
-    with sink.staged(output.key, output.handle, output.manifest) if staged else sink.committed(output) as relation:
+    with sink.staged(output) if staged else sink.committed(output) as relation:
         yield relation
 
 
-def _participant(record: PostgresRecord, name: str, revision: Revision) -> Participant:
+def _output(record: PostgresRecord, name: str, revision: Revision) -> Output:
     if revision.swept:
         msg = f"checkpoint {revision.key}: it was replaced and its retention is over; it cannot be compared any more"
         raise Swept(msg)
@@ -115,4 +113,4 @@ def _participant(record: PostgresRecord, name: str, revision: Revision) -> Parti
     if name not in found or not found[name].vote:
         msg = f"checkpoint {revision.key}: nothing is staged for {name!r} that was voted for"
         raise ConfigError(msg)
-    return found[name]
+    return found[name].output(revision)

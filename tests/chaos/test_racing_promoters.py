@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -18,7 +19,7 @@ from sqlalchemy import text
 from support.crashes import several_sinks
 from support.faults.processes import PATIENCE, context, polls, start, stopped_at_end
 from support.pipelines.factories import SCHEMA, Row, counted
-from support.sinks.staged_rows import Attempted, Rows, prestage
+from support.sinks.staged_rows import Rows, prestage
 from twophase.committer.record import PostgresRecord
 from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
@@ -47,7 +48,7 @@ def promote(kind: str, outputs: Iterable[Output], barrier: Barrier, told: Told) 
 def until_settled(sink: Sink, output: Output) -> Outcome:
     """Promote until it is told how it ended."""
     for _ in polls(PATIENCE):
-        outcome = sink.promote(output.key, output.handle, output.manifest).outcome
+        outcome = sink.promote(output).outcome
         if outcome not in WAITING:
             return outcome
     return Outcome.RETRY_LATER
@@ -65,10 +66,10 @@ def staged(kind: str, count: int) -> list[Output]:
     outputs = []
     for number in range(count):
         key = Key("words", number + 1, 1)
-        handle = sink.place(key, 1, "7c1e09ab")
-        manifest = prestage(sink, Attempted(key, 1, kind, handle), Rows(rows_of(number), 2, SCHEMA))
-        decided: dict[str, Any] = {"commit_seq": number + 1, "timestamp": "2026-11-15T00:00:00+00:00"}
-        outputs.append(Output(key, 1, {**handle, **decided}, manifest))
+        began = datetime(2026, 11, 15, tzinfo=UTC)
+        place = sink.place(key, 1, "7c1e09ab")
+        output = Output(key, 1, place, commit_seq=number + 1, began=began, sink=kind)
+        outputs.append(replace(output, manifest=prestage(sink, output, Rows(rows_of(number), 2, SCHEMA))))
     return outputs
 
 

@@ -15,7 +15,7 @@ from support.pipelines.factories import PreStaged, Row, counted, land_words
 from twophase import Pipeline
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Key, Output, Run
+from twophase.core.checkpoint import Key, Run
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
@@ -119,8 +119,7 @@ def test_what_was_recovered_is_committed_again_harmlessly(decided: Decided) -> N
 
     decided.check()
     with decided.record.transaction() as tx:
-        mine = tx.participants(key)[0]
-    again = Output(key, mine.attempt, {**mine.handle, "commit_seq": 1}, mine.manifest)
-    promotion = decided.pipeline.writes[decided.kind].promote(key, again.handle, again.manifest)
+        again = tx.participants(key)[0].output(tx.revision(key))
+    promotion = decided.pipeline.writes[decided.kind].promote(again)
     assert promotion.outcome is Outcome.ALREADY_PROMOTED
     decided.check()

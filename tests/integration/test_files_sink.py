@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.pipelines.factories import SCHEMA, stage_rows, visible
-from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.ports import Outcome
 from twophase.sinks import Files
@@ -31,108 +32,108 @@ def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return table
 
 
-def staged(sink: Files, attempt: int = 1, token: str = "7c1e") -> tuple[Json, Json]:
-    handle = sink.place(KEY, attempt, token)
-    stage_rows(sink, handle, f"part-r1-a{attempt}", ROWS, files=3)
-    return handle, sink.seal(KEY, attempt, "lake", handle, SCHEMA)
+def staged(sink: Files, attempt: int = 1, token: str = "7c1e") -> Output:
+    output = Output(KEY, attempt, sink.place(KEY, attempt, token), sink="lake")
+    stage_rows(sink, output.handle, f"part-r1-a{attempt}", ROWS, files=3)
+    return replace(output, manifest=sink.seal(output, SCHEMA))
 
 
-def folder(handle: Json, kind: str = "staging") -> Path:
-    return Path(f"{handle['table']}.twophase", kind, handle["name"])
+def folder(output: Output, kind: str = "staging") -> Path:
+    return Path(f"{output.handle['table']}.twophase", kind, output.handle["name"])
 
 
-def table(handle: Json) -> Path:
-    return Path(handle["table"]) / "checkpoint=00000017"
+def table(output: Output) -> Path:
+    return Path(output.handle["table"]) / "checkpoint=00000017"
 
 
 def test_staged_output_is_not_inside_the_table(sink: Files) -> None:
-    handle, manifest = staged(sink)
+    output = staged(sink)
 
-    assert list(Path(handle["table"]).iterdir()) == []
-    assert manifest["rows"] == 10
-    assert manifest["files"] == 3
+    assert list(Path(output.handle["table"]).iterdir()) == []
+    assert output.manifest["rows"] == 10
+    assert output.manifest["files"] == 3
 
 
 def test_promotion_shows_every_row_under_an_empty_marker(sink: Files) -> None:
-    handle, manifest = staged(sink)
+    output = staged(sink)
 
-    promotion = sink.promote(KEY, handle, manifest)
+    promotion = sink.promote(output)
 
     assert promotion.outcome is Outcome.PROMOTED
-    marker = table(handle) / f"_manifest.r1.a1.{manifest['digest']}"
+    marker = table(output) / f"_manifest.r1.a1.{output.manifest['digest']}"
     assert marker.stat().st_size == 0
     assert sorted(row["id"] for row in visible("lake/words")) == list(range(10))
 
 
 def test_promoting_twice_changes_nothing(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    sink.promote(KEY, handle, manifest)
-    before = {path: path.stat().st_ino for path in table(handle).iterdir()}
+    output = staged(sink)
+    sink.promote(output)
+    before = {path: path.stat().st_ino for path in table(output).iterdir()}
 
-    again = sink.promote(KEY, handle, manifest)
+    again = sink.promote(output)
 
     assert again.outcome is Outcome.ALREADY_PROMOTED
-    assert {path: path.stat().st_ino for path in table(handle).iterdir()} == before
+    assert {path: path.stat().st_ino for path in table(output).iterdir()} == before
 
 
 def test_a_late_promoter_whose_revision_was_replaced_touches_nothing(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    sink.promote(KEY, handle, manifest)
+    output = staged(sink)
+    sink.promote(output)
     later = KEY._replace(revision=2)
-    place = sink.place(later, 1, "bbbb", older=Output(KEY, 1, handle, manifest))
-    stage_rows(sink, place, "part-r2-a1", [], 1)
-    sink.promote(later, place, sink.seal(later, 1, "lake", place, SCHEMA))
+    second = Output(later, 1, sink.place(later, 1, "bbbb", older=output), sink="lake")
+    stage_rows(sink, second.handle, "part-r2-a1", [], 1)
+    sink.promote(replace(second, manifest=sink.seal(second, SCHEMA)))
 
-    late = sink.promote(KEY, handle, manifest)
+    late = sink.promote(output)
 
     assert late.outcome is Outcome.ALREADY_PROMOTED
-    assert [path.name for path in table(handle).glob("part-*")] == ["part-r2-a1-00000.parquet"]
+    assert [path.name for path in table(output).glob("part-*")] == ["part-r2-a1-00000.parquet"]
 
 
 def test_a_folder_that_is_not_ours_is_never_replaced(sink: Files) -> None:
     """One rename onto a name that must not exist: not even an empty folder there is replaced."""
-    handle, manifest = staged(sink)
-    table(handle).mkdir()
+    output = staged(sink)
+    table(output).mkdir()
 
-    refused = sink.promote(KEY, handle, manifest)
+    refused = sink.promote(output)
 
     assert refused.outcome is Outcome.FAILED
     assert "is there already" in (refused.reason or "")
-    assert list(table(handle).iterdir()) == []
+    assert list(table(output).iterdir()) == []
 
 
 def test_what_a_straggling_task_left_is_removed_before_the_rename(sink: Files) -> None:
     """R1: files that are not in the manifest never become visible."""
-    handle, manifest = staged(sink)
-    (folder(handle) / "part-late.parquet").write_bytes(b"half a file")
-    (folder(handle) / "_temporary").mkdir()
-    (folder(handle) / "_temporary" / "part.parquet").write_bytes(b"more")
+    output = staged(sink)
+    (folder(output) / "part-late.parquet").write_bytes(b"half a file")
+    (folder(output) / "_temporary").mkdir()
+    (folder(output) / "_temporary" / "part.parquet").write_bytes(b"more")
 
-    sink.promote(KEY, handle, manifest)
+    sink.promote(output)
 
-    assert not list(table(handle).rglob("*late*"))
-    assert not (table(handle) / "_temporary").exists()
+    assert not list(table(output).rglob("*late*"))
+    assert not (table(output) / "_temporary").exists()
     assert len(visible("lake/words")) == 10
 
 
 def test_a_folder_without_its_marker_is_junk_and_never_promoted(sink: Files) -> None:
     """R1: a straggler that makes the staging folder again after it was taken cannot have its output promoted."""
-    handle, manifest = staged(sink)
-    taken = folder(handle).rename(folder(handle, "taken").with_name("00000017.r1.a1.other"))
-    folder(handle).mkdir()
-    (folder(handle) / "part-late.parquet").write_bytes(b"half a file")
+    output = staged(sink)
+    taken = folder(output).rename(folder(output, "taken").with_name("00000017.r1.a1.other"))
+    folder(output).mkdir()
+    (folder(output) / "part-late.parquet").write_bytes(b"half a file")
 
-    sink.promote(KEY, handle, manifest)
+    sink.promote(output)
 
     assert not taken.exists()
     assert len(visible("lake/words")) == 10
 
 
 def test_what_another_promoter_took_and_left_is_taken_again(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    folder(handle).rename(folder(handle, "taken").with_name("00000017.r1.a1.dead-promoter"))
+    output = staged(sink)
+    folder(output).rename(folder(output, "taken").with_name("00000017.r1.a1.dead-promoter"))
 
-    promotion = sink.promote(KEY, handle, manifest)
+    promotion = sink.promote(output)
 
     assert promotion.outcome is Outcome.PROMOTED
     assert len(visible("lake/words")) == 10
@@ -140,29 +141,29 @@ def test_what_another_promoter_took_and_left_is_taken_again(sink: Files) -> None
 
 def test_whoever_reads_a_marker_back_makes_both_parents_durable(sink: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """R2: the promoter may have died between its rename and its fsync; then the reader's counts."""
-    handle, manifest = staged(sink)
-    sink.promote(KEY, handle, manifest)
+    output = staged(sink)
+    sink.promote(output)
     durable: list[str] = []
     monkeypatch.setattr(disk, "fsync_folder", lambda path: durable.append(str(path)))
 
-    sink.find(KEY, handle, manifest)
+    sink.find(output)
 
-    assert {handle["table"], str(folder(handle, "taken").parent)} <= set(durable)
+    assert {output.handle["table"], str(folder(output, "taken").parent)} <= set(durable)
 
 
 def test_staged_output_that_is_gone_is_lost_only_after_the_marker_was_read_again(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    disk.remove(folder(handle), folder(handle, "taken").parent)
+    output = staged(sink)
+    disk.remove(folder(output), folder(output, "taken").parent)
 
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.FAILED
-    assert "is gone" in (sink.find(KEY, handle, manifest).reason or "")
+    assert sink.promote(output).outcome is Outcome.FAILED
+    assert "is gone" in (sink.find(output).reason or "")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "altered", "unmarked"])
 @pytest.mark.parametrize("moment", ["vote", "promotion"])
 def test_a_damaged_staged_file_is_named_and_nothing_becomes_visible(sink: Files, damage: str, moment: str) -> None:
-    handle, manifest = staged(sink)
-    victim = sorted(folder(handle).glob("*.parquet"))[1]
+    output = staged(sink)
+    victim = sorted(folder(output).glob("*.parquet"))[1]
     content = victim.read_bytes()
     match damage:
         case "missing":
@@ -172,76 +173,75 @@ def test_a_damaged_staged_file_is_named_and_nothing_becomes_visible(sink: Files,
         case "altered":
             victim.write_bytes(content[:-1] + b"X")
         case _:
-            (folder(handle) / f"_manifest.r1.a1.{manifest['digest']}").unlink()
-            victim = folder(handle)
+            (folder(output) / f"_manifest.r1.a1.{output.manifest['digest']}").unlink()
+            victim = folder(output)
 
     if moment == "vote":
         with pytest.raises(ManifestMismatch) as refused:
-            sink.check(KEY, handle, manifest)
+            sink.check(output)
         assert victim.name in str(refused.value)
     else:
-        promotion = sink.promote(KEY, handle, manifest)
+        promotion = sink.promote(output)
         assert promotion.outcome is Outcome.FAILED
         assert victim.name in (promotion.reason or "")
-    assert not table(handle).exists()
+    assert not table(output).exists()
 
 
 def test_a_file_that_was_only_touched_is_still_the_same(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    os.utime(next(folder(handle).glob("*.parquet")))
+    output = staged(sink)
+    os.utime(next(folder(output).glob("*.parquet")))
 
-    sink.check(KEY, handle, manifest)
+    sink.check(output)
 
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+    assert sink.promote(output).outcome is Outcome.PROMOTED
 
 
 def test_two_attempts_never_share_a_place_even_with_the_same_number(sink: Files) -> None:
     """R17: a record restored from a backup repeats epochs; the staging places still differ, as do manifests."""
-    first, manifest = staged(sink, token="aaaa")
-    second = sink.place(KEY, 1, "bbbb")
-    stage_rows(sink, second, "part-r1-a1", ROWS[:5], files=1)
+    first = staged(sink, token="aaaa")
+    second = Output(KEY, 1, sink.place(KEY, 1, "bbbb"), sink="lake")
+    stage_rows(sink, second.handle, "part-r1-a1", ROWS[:5], files=1)
 
     with pytest.raises(ManifestMismatch, match="the record is older than the table"):
-        sink.seal(KEY, 1, "lake", second, SCHEMA)
+        sink.seal(second, SCHEMA)
 
     assert folder(first) != folder(second)
-    assert sink.promote(KEY, first, manifest).outcome is Outcome.PROMOTED
+    assert sink.promote(first).outcome is Outcome.PROMOTED
 
 
 def test_discarding_removes_every_attempt_of_the_revision_and_nothing_else(sink: Files) -> None:
-    first, _ = staged(sink, attempt=1)
+    first = staged(sink, attempt=1)
     staged(sink, attempt=2)
     other = sink.place(Key("words", 17, 2), 1, "cccc")
     stage_rows(sink, other, "part-r2-a1", ROWS, files=1)
 
-    sink.discard(KEY, first)
+    sink.discard(first)
 
-    side = Path(first["table"] + ".twophase")
+    side = Path(first.handle["table"] + ".twophase")
     assert [path.name for path in (side / "staging").iterdir()] == [other["name"]]
     assert list((side / "manifests").iterdir()) == []
     assert list((side / "taken").iterdir()) == []
 
 
 def test_discarding_goes_by_the_table_that_was_written_to_wherever_the_sink_is_now(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    sink.promote(KEY, handle, manifest)
+    output = staged(sink)
+    sink.promote(output)
 
-    Files("elsewhere/words").discard(KEY, handle)
+    Files("elsewhere/words").discard(output)
 
-    assert list(sink.verify(Output(KEY, 1, handle, manifest))) == []
+    assert list(sink.verify(output)) == []
 
 
 def test_verify_finds_each_kind_of_damage(sink: Files) -> None:
-    handle, manifest = staged(sink)
-    sink.promote(KEY, handle, manifest)
-    output = Output(KEY, 1, handle, manifest)
+    output = staged(sink)
+    sink.promote(output)
     assert list(sink.verify(output)) == []
-    missing, altered, _ = sorted(table(handle).glob("*.parquet"))
+    missing, altered, _ = sorted(table(output).glob("*.parquet"))
 
     missing.unlink()
     content = altered.read_bytes()
     altered.write_bytes(content[:-1] + b"X")
-    (table(handle) / "part-foreign.parquet").write_bytes(b"x")
+    (table(output) / "part-foreign.parquet").write_bytes(b"x")
     found = "\n".join(sink.verify(output))
 
     assert f"{missing.name} is missing" in found
@@ -282,17 +282,17 @@ os.environ["TWOPHASE_HOME"] = sys.argv[1]
 import test_files_sink as t
 from twophase.core.errors import NoSpace
 sink = t.Files("lake/words"); sink.prepare()
-handle = sink.place(t.KEY, 1, "aaaa")
-t.stage_rows(sink, handle, "part", t.ROWS, files=3)
+output = t.Output(t.KEY, 1, sink.place(t.KEY, 1, "aaaa"), sink="lake")
+t.stage_rows(sink, output.handle, "part", t.ROWS, files=3)
 try:
     with open(sys.argv[1] + "/filler", "wb", buffering=0) as filler:
         while filler.write(b"x" * 4096): pass
 except OSError: pass
 try:
-    sink.seal(t.KEY, 1, "lake", handle, t.SCHEMA)
+    sink.seal(output, t.SCHEMA)
 except NoSpace as error:
     print(error)
-print(os.listdir(handle["table"]))
+print(os.listdir(output.handle["table"]))
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from support.sinks.iceberg_deletes import delete_positions, delete_values
 from support.sinks.log_table_outputs import Staged, rows, stage
 from support.sinks.log_table_promises import DAYS, Promises
 from support.sinks.log_tables import CATALOG, IcebergFormat, table
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
@@ -318,11 +319,11 @@ def test_two_values_of_a_partition_column_in_one_file_are_refused(sink: Iceberg)
     parts = FORM.make("lake/parts", partition_by=["word"])
     parts.prepare()
     key = Key("words", 1, 1)
-    handle = {**parts.place(key, 1, "7c1e"), "commit_seq": 1}
+    output = Output(key, 1, parts.place(key, 1, "7c1e"), commit_seq=1, sink="lake")
     plain = FORM.make("lake/plain")
-    write_attempt(plain, Path(parts.staging_path(key, handle)), rows(1), DAYS[:3], "part", 1)
+    write_attempt(plain, Path(parts.staging_path(output)), rows(1), DAYS[:3], "part", 1)
 
-    refused = parts.promote(key, handle, parts.inspect(key, 1, "lake", handle))
+    refused = parts.promote(replace(output, manifest=parts.inspect(output)))
 
     assert refused.outcome is Outcome.FAILED
     assert "more than one partition values" in (refused.reason or "")

@@ -15,13 +15,12 @@ from support.pipelines.factories import PreStaged, Row, counted, land_words, vis
 from twophase import Pipeline, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Key, Run
+from twophase.core.checkpoint import Key, Output, Run
 from twophase.core.errors import AttemptFailed, Parked, PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome, Promotion
 from twophase.core.states import State
 from twophase.runner import Runner
-from twophase.sinks.base import Sink
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.spark.plan import Plan
 from twophase.sweep import sweep
@@ -124,10 +123,10 @@ def test_a_table_that_is_down_delays_itself_alone_and_nothing_overtakes_in_it(
     bench.runner.run()
     promote = type(bench.sink).promote
 
-    def down(self: Sink, key: Key, *arguments: Any) -> Promotion:
-        if key == ("words", 1, 2):
+    def down(self: LogTableSink, output: Output) -> Promotion:
+        if output.key == ("words", 1, 2):
             return Promotion(Outcome.RETRY_LATER, "the disk is away")
-        return promote(self, key, *arguments)  # type: ignore[arg-type]
+        return promote(self, output)
 
     with monkeypatch.context() as patched:
         patched.setattr(type(bench.sink), "promote", down)

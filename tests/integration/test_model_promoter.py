@@ -13,7 +13,7 @@ import pytest
 from support.model.memory import TOMBSTONE, Folder, MemoryPromoter, MemorySink
 from support.model.memory import Marker as MemoryMarker
 from support.pipelines.factories import SCHEMA, stage_rows
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.ports import Promotion
 from twophase.sinks.files.promotion import FilesPromoter
 from twophase.sinks.files.sink import Files
@@ -74,16 +74,21 @@ class Shipped:
         self.summaries: dict[Any, Json] = {}
         for revision, attempt in OUTPUTS:
             key = Key("p", 1, revision)
-            handle = self.sink.place(key, attempt, "7c1e")
+            output = Output(key, attempt, self.sink.place(key, attempt, "7c1e"), sink="lake")
             stage_rows(
-                self.sink, handle, f"part-r{revision}-a{attempt}", [{"id": attempt, "word": "w", "frequency": 1}], 2
+                self.sink,
+                output.handle,
+                f"part-r{revision}-a{attempt}",
+                [{"id": attempt, "word": "w", "frequency": 1}],
+                2,
             )
-            self.summaries[revision, attempt] = self.sink.seal(key, attempt, "lake", handle, SCHEMA)
-            shutil.move(FilesPaths(key, handle).staged, self.made / f"{revision}.{attempt}")
-        self.handle: Json = {**self.sink.place(KEY, OURS[1], "7c1e"), "earlier": [self.summaries[EARLIER]["digest"]]}
-        if way != ALONE:
-            self.handle["replaces"] = str(self.marker(OLD))
-        self.paths = FilesPaths(KEY, self.handle)
+            self.summaries[revision, attempt] = self.sink.seal(output, SCHEMA)
+            shutil.move(FilesPaths(key, output.handle).staged, self.made / f"{revision}.{attempt}")
+        replaces = {} if way == ALONE else {"replaces": str(self.marker(OLD))}
+        place = {**self.sink.place(KEY, OURS[1], "7c1e"), **replaces}
+        earlier = (self.summaries[EARLIER]["digest"],)
+        self.output = Output(KEY, OURS[1], place, self.summaries[OURS], earlier=earlier)
+        self.paths = FilesPaths(KEY, place)
 
     def marker(self, output: Any) -> Marker:
         return Marker(output[0], output[1], self.summaries[output]["digest"])
@@ -115,7 +120,7 @@ class Shipped:
         self.put(state.visible, paths.visible)
         if state.put_away:
             self.put(state.put_away[1], paths.superseded(state.put_away[0]))
-        return [self.act(FilesPromoter(KEY, self.handle, self.summaries[OURS]), name) for name in ("find", "promote")]
+        return [self.act(FilesPromoter(self.output), name) for name in ("find", "promote")]
 
     def act(self, promoter: FilesPromoter, name: str) -> Result:
         self.steps.clear()
@@ -202,7 +207,7 @@ class Modelled:
         for output in OUTPUTS:
             name = "part-r{}-a{}".format(*output)
             self.sink.manifests[self.marker(output).digest] = {f"{name}-0000{n}": () for n in (0, 1)}
-        handle: dict[str, Any] = {"prefix": "1.r2.a2", "token": "7c1e", "earlier": [self.marker(EARLIER).digest]}
+        handle: dict[str, Any] = {"prefix": "1.r2.a2", "token": "7c1e"}
         if self.way != ALONE:
             handle["replaces"] = list(self.marker(OLD))
         self.put(state.staged, self.sink.staged(handle))
@@ -210,7 +215,8 @@ class Modelled:
         self.put(state.visible, "visible/1")
         if state.put_away:
             self.put(state.put_away[1], f"superseded/1.r{state.put_away[0]}")
-        promoter = MemoryPromoter(self.sink, KEY, handle, {"digest": self.marker(OURS).digest})
+        earlier, summary = (self.marker(EARLIER).digest,), {"digest": self.marker(OURS).digest}
+        promoter = MemoryPromoter(self.sink, Output(KEY, OURS[1], handle, summary, earlier=earlier))
         return [self.act(promoter, name) for name in ("find", "promote")]
 
     def act(self, promoter: MemoryPromoter, name: str) -> Result:

@@ -152,9 +152,9 @@ def _site(dsn: str, environment: pytest.MonkeyPatch) -> Iterator[Site]:
         found.attack(ARMS.format(**made._asdict()))
         sink().prepare()
         key = Key("orders", 1, 1)
-        handle, manifest = staged(sink(), key)
-        sink().check(key, handle, manifest)
-        assert sink().promote(key, handle, manifest).outcome is Outcome.PROMOTED
+        output = staged(sink(), key)
+        sink().check(output)
+        assert sink().promote(output).outcome is Outcome.PROMOTED
         yield found
 
 
@@ -169,14 +169,14 @@ def test_a_staging_table_that_is_more_than_a_table_is_refused_and_runs_nothing(s
     """Before the vote, in the promotion itself if there was no such look, and wherever else it is looked at."""
     attack, refusal = ATTACKS[name]
     made, key = sink(), Key("orders", next(site.numbers), 1)
-    handle, manifest = staged(made, key)
-    table = TableName(*handle["staging"])
+    output = staged(made, key)
+    table = TableName(*output.handle["staging"])
     site.attack(attack.format(table, f"{table}_parts"))
 
-    found = made.find(key, handle, manifest)
-    promoted = made.promote(key, handle, manifest)
+    found = made.find(output)
+    promoted = made.promote(output)
     with pytest.raises(ManifestMismatch, match=refusal):
-        made.check(key, handle, manifest)
+        made.check(output)
 
     assert (found.outcome, promoted.outcome) == (Outcome.FAILED, Outcome.FAILED)
     assert refusal in str(promoted.reason)
@@ -187,10 +187,10 @@ def test_a_staging_table_that_is_more_than_a_table_is_refused_and_runs_nothing(s
 def test_what_was_sealed_its_account_cannot_change_any_more(site: Site) -> None:
     """Neither as its owner, nor by what it has granted to everybody, nor by what it keeps from being dropped."""
     made, key = sink(), Key("orders", next(site.numbers), 1)
-    handle, manifest = staged(made, key)
-    table = TableName(*handle["staging"])
+    output = staged(made, key)
+    table = TableName(*output.handle["staging"])
     site.attack(f"GRANT ALL ON {table}, {table}_parts TO PUBLIC", f"GRANT UPDATE (id) ON {table} TO PUBLIC")
-    made.check(key, handle, manifest)
+    made.check(output)
     for statement in (
         f"DELETE FROM {table}",
         f"UPDATE {table} SET id = 9",
@@ -204,8 +204,8 @@ def test_what_was_sealed_its_account_cannot_change_any_more(site: Site) -> None:
             site.attack(statement)
     site.attack(f"CREATE VIEW twophase_staging.dependent AS SELECT * FROM {table}")
 
-    made.check(key, handle, manifest)
-    assert made.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+    made.check(output)
+    assert made.promote(output).outcome is Outcome.PROMOTED
     unharmed(site)
 
 
@@ -215,17 +215,17 @@ def test_a_stager_that_keeps_a_transaction_open_is_waited_for_and_looked_at_afte
     """What is under way in a staging table cannot slip in behind the look."""
     monkeypatch.setattr(database, "LOCK_TIMEOUT", "200ms")
     made, key = sink(), Key("orders", next(site.numbers), 1)
-    handle, manifest = staged(made, key)
-    table = TableName(*handle["staging"])
+    output = staged(made, key)
+    table = TableName(*output.handle["staging"])
     with session(url(site.dsn, site.roles, "stager")) as cursor:
         cursor.execute(f"BEGIN; CREATE RULE r AS ON DELETE TO {table} DO ALSO SELECT twophase_staging.act()")
         with pytest.raises(SinkUnavailable, match="lock timeout"):
-            made.check(key, handle, manifest)
-        assert made.promote(key, handle, manifest).outcome is Outcome.RETRY_LATER
+            made.check(output)
+        assert made.promote(output).outcome is Outcome.RETRY_LATER
         cursor.execute("COMMIT")
 
     with pytest.raises(ManifestMismatch, match="a rule"):
-        made.check(key, handle, manifest)
+        made.check(output)
     unharmed(site)
 
 
@@ -240,11 +240,11 @@ def test_a_function_or_operator_that_fits_better_than_postgresqls_own_is_not_cal
     )
     made, key = sink(), Key("orders", next(site.numbers), 1)
     made.prepare()
-    handle, manifest = staged(made, key)
+    output = staged(made, key)
 
     assert [left.checkpoint_id for left in made.attempts()].count(key.checkpoint_id) == 1
-    made.check(key, handle, manifest)
-    assert made.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+    made.check(output)
+    assert made.promote(output).outcome is Outcome.PROMOTED
     unharmed(site)
 
 
@@ -260,12 +260,12 @@ def test_a_key_of_a_type_that_is_not_postgresqls_own_is_compared_by_its_own_oper
     made = sink(table="sales.words", mode="upsert", key=["word"])
     made.prepare()
     key = Key("words", 1, 1)
-    handle, manifest = staged(made, key)
-    made.check(key, handle, manifest)
+    output = staged(made, key)
+    made.check(output)
 
-    found = made.changing(key, handle, manifest)
+    found = made.changing(output)
     assert found is not None
     with found[0] as before, found[1] as after:
         assert (before.value("SELECT count(*) FROM before"), after.value("SELECT count(*) FROM after")) == (1, 2)
-    assert made.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+    assert made.promote(output).outcome is Outcome.PROMOTED
     assert site.ask("SELECT id, word::text FROM sales.words ORDER BY id") == [(1, "A"), (2, "b")]

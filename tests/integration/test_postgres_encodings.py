@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import psycopg2
 import pytest
@@ -43,7 +44,7 @@ def test_texts_are_the_same_in_a_database_of_another_encoding(
         table = Words(cursor, "CREATE TABLE public.words (id bigint, word text, _checkpoint bigint, é text)")
         staged = table.stage([{"id": 1, "word": "é"}])
         told = {"pipeline": "words", "commit_seq": 1, "epoch": 1, "inputs": {"words": ["語.json"]}}
-        staged = staged._replace(handle={**staged.handle, "receipt": told})
+        staged = replace(staged, receipt=told)
         table.check(staged)
 
         assert table.promote(staged).outcome is Outcome.PROMOTED

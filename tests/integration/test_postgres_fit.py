@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from sqlalchemy.engine import make_url
 
 from support.servers.postgres import administer
 from support.sinks.postgres_table import Words, words
-from support.sinks.staged_rows import Attempted, Rows, prestage
+from support.sinks.staged_rows import Rows, prestage
 from twophase import sinks
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
@@ -33,11 +34,11 @@ def _public(target: Any) -> None:
 def take(sink: sinks.Postgres, key: Key) -> None:
     """Take two rows through."""
     sink.prepare()
-    handle = sink.place(key, 1, "t0ken")
+    output = Output(key, 1, sink.place(key, 1, "t0ken"), sink="dwh")
     rows = Rows([{"id": 1, "word": "a"}, {"id": 2, "word": "b"}], 1, SCHEMA)
-    manifest = prestage(sink, Attempted(key, 1, "dwh", handle), rows)
-    sink.check(key, handle, manifest)
-    found = sink.promote(key, handle, manifest)
+    output = replace(output, manifest=prestage(sink, output, rows))
+    sink.check(output)
+    found = sink.promote(output)
     assert found.outcome is Outcome.PROMOTED, found.reason
 
 
@@ -388,4 +389,4 @@ def test_a_name_that_postgresql_would_cut_is_refused(target: Any) -> None:
     key, wide = Key("orders", 1, 1), (Column("列" * 22, "string"),)
 
     with pytest.raises(ConfigError, match="has a name of 66 bytes, and PostgreSQL cuts names after 63; rename it"):
-        sink.open(key, "dwh", sink.place(key, 1, "t0ken"), wide)
+        sink.open(Output(key, 1, sink.place(key, 1, "t0ken"), sink="dwh"), wide)

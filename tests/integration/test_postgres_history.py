@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -13,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.faults.processes import polls
-from support.sinks.staged_rows import Attempted, Rows, prestage
+from support.sinks.staged_rows import Rows, prestage
 from twophase import sinks
 from twophase.core import failpoints
-from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
@@ -45,17 +46,16 @@ class Table:
         self.slots[checkpoint] = slot
         older = self.outputs.get(checkpoint)
         key = Key("words", checkpoint, older.key.revision + 1 if older else 1)
-        handle = self.sink.place(key, 1, "t0ken", slot=slot, older=older)
+        output = Output(key, 1, self.sink.place(key, 1, "t0ken", slot=slot, older=older), sink="dwh")
         names = [name for name in COLUMNS if any(name in row for row in rows)] if rows else ["id", "word"]
         if self.mode == "retract" and "_change" not in names:
             names.append("_change")
         schema = [Column(name, COLUMNS[name]) for name in names]
-        to = Attempted(key, 1, "dwh", handle)
-        manifest: Json = prestage(self.sink, to, Rows([dict(row) for row in rows], 1, schema))
-        return Output(key, 1, handle, manifest)
+        manifest = prestage(self.sink, output, Rows([dict(row) for row in rows], 1, schema))
+        return replace(output, manifest=manifest)
 
     def promote(self, staged: Output, rows: Sequence[Row]) -> Outcome:
-        outcome = self.sink.promote(staged.key, staged.handle, staged.manifest).outcome
+        outcome = self.sink.promote(staged).outcome
         if outcome is Outcome.PROMOTED:
             self.outputs[staged.key.checkpoint_id] = staged
             self.rows[staged.key.checkpoint_id] = list(rows)
@@ -64,7 +64,7 @@ class Table:
     def put(self, checkpoint: int, rows: Sequence[Row], slot: str | None = None) -> None:
         """Stage and promote the next revision of a checkpoint."""
         staged = self.stage(checkpoint, rows, slot)
-        self.sink.check(staged.key, staged.handle, staged.manifest)
+        self.sink.check(staged)
         assert self.promote(staged, rows) is Outcome.PROMOTED
 
     def folded(self, *, before: int = 1000) -> dict[int, Row]:
@@ -171,7 +171,7 @@ def test_what_is_taken_back_has_to_be_there_at_that_point_of_the_order(target: A
     rows = w((1, "june", "-D"))
     staged = table.stage(2, rows, MAY)
 
-    found = table.sink.promote(staged.key, staged.handle, staged.manifest)
+    found = table.sink.promote(staged)
 
     assert (found.outcome, found.reason) == (
         Outcome.FAILED,
@@ -379,7 +379,7 @@ def test_a_history_of_two_checkpoints_keeps_two_and_refuses_what_is_older_before
     assert short(target) == {1: "v4", 10: "own", 20: "own", 40: "own"}
     staged = table.stage(2, w((1, "V2")))
     with pytest.raises(ConfigError, match="what checkpoint 2 overwrote in"):
-        table.sink.check(staged.key, staged.handle, staged.manifest)
+        table.sink.check(staged)
 
 
 def test_what_is_staged_keeps_its_place_in_a_short_history(target: Any) -> None:
@@ -387,7 +387,7 @@ def test_what_is_staged_keeps_its_place_in_a_short_history(target: Any) -> None:
     table.put(1, w((1, "a")))
     rows = w((2, "b"))
     staged = table.stage(1, rows)
-    table.sink.check(staged.key, staged.handle, staged.manifest)
+    table.sink.check(staged)
     for number in (2, 3):
         table.put(number, w((1, f"v{number}")))
 
@@ -418,7 +418,7 @@ def test_a_checkpoint_from_before_there_was_a_history_is_not_replaced(target: An
     staged = table.stage(1, w((1, "c")))
 
     with pytest.raises(ConfigError, match="what checkpoint 1 overwrote in"):
-        table.sink.check(staged.key, staged.handle, staged.manifest)
+        table.sink.check(staged)
     assert table.promote(staged, []) is Outcome.FAILED
     assert short(target) == {1: "b"}
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / "bin" / "python")
 
 
-def staged(spark: Any, frame: Any, table: str) -> tuple[sinks.Postgres, Any, Any]:
+def staged(spark: Any, frame: Any, table: str) -> tuple[sinks.Postgres, Output]:
     sink = sinks.Postgres(table, conn_id="dwh", create=True)
     sink.prepare()
-    handle = sink.place(KEY, 1, "t0ken")
-    return sink, handle, sink.stage(frame, KEY, 1, "dwh", handle)
+    output = Output(KEY, 1, sink.place(KEY, 1, "t0ken"), sink="dwh")
+    return sink, replace(output, manifest=sink.stage(frame, output))
 
 
 def value(cursor: Any, query: str) -> Any:
@@ -70,20 +71,20 @@ def test_executors_without_the_wheel_load_the_same_rows_by_jdbc(
     target.execute("CREATE TABLE public.template (name uuid, _checkpoint bigint NOT NULL)")
     for table in ("by_adbc", "by_jdbc"):
         target.execute(f"CREATE TABLE public.{table} (LIKE public.template)")
-    sink, handle, manifest = staged(spark, frame, "by_adbc")
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+    sink, output = staged(spark, frame, "by_adbc")
+    assert sink.promote(output).outcome is Outcome.PROMOTED
 
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare_python)  # what Spark starts executors' Python with
     with pytest.raises(ConfigError, match="executors lack the ADBC wheel, and Spark PostgreSQL's JDBC driver; install"):
         staged(spark, frame, "by_nobody")
     with pytest.raises(ConfigError, match=r"table public\.by_adbc: the executors lack the ADBC wheel, and Spark"):
-        sink.read(spark, [Output(KEY, 1, handle, manifest)])
+        sink.read(spark, [output])
     spark.sql(f"ADD JAR 'ivy://{DRIVER}'")
-    sink, handle, manifest = staged(spark, frame, "by_jdbc")
-    sink.check(KEY, handle, manifest)
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+    sink, output = staged(spark, frame, "by_jdbc")
+    sink.check(output)
+    assert sink.promote(output).outcome is Outcome.PROMOTED
 
-    assert manifest["rows"] == value(target, "SELECT count(*) FROM public.by_jdbc") == ROWS
+    assert output.manifest["rows"] == value(target, "SELECT count(*) FROM public.by_jdbc") == ROWS
     names = ", ".join(database.columns_of(target, TableName("public", "by_adbc")) or ())
     assert database.columns_of(target, TableName("public", "by_adbc")) == database.columns_of(
         target, TableName("public", "by_jdbc")
@@ -121,9 +122,8 @@ def test_executors_without_the_wheel_read_the_same_rows_with_the_same_types_by_j
     )
     target.execute(f"ALTER DATABASE {target.connection.info.dbname} SET timezone TO 'Pacific/Auckland'")
     written = hard_rows(spark, ROWS, *NESTED)
-    sink, handle, manifest = staged(spark, written, "hard")
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
-    output = Output(KEY, 1, handle, manifest)
+    sink, output = staged(spark, written, "hard")
+    assert sink.promote(output).outcome is Outcome.PROMOTED
     by_adbc = sink.read(spark, [output]).collect()
 
     bare()
@@ -150,11 +150,11 @@ class Numbers:
 
     def put(self, checkpoint: int, *numbers: int, older: Output | None = None) -> Output:
         key = Key("hard", checkpoint, older.key.revision + 1 if older else 1)
-        handle = self.sink.place(key, 1, "t0ken", older=older)
+        output = Output(key, 1, self.sink.place(key, 1, "t0ken", older=older), sink="dwh")
         frame = self.spark.createDataFrame([(number,) for number in numbers], "id bigint")
-        manifest = self.sink.stage(frame, key, 1, "dwh", handle)
-        assert self.sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
-        return Output(key, 1, handle, manifest)
+        output = replace(output, manifest=self.sink.stage(frame, output))
+        assert self.sink.promote(output).outcome is Outcome.PROMOTED
+        return output
 
 
 @pytest.mark.spark

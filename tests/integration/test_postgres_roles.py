@@ -29,11 +29,11 @@ def roles(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Roles]:
 def promoted(made: sinks.Postgres, key: Key) -> Output:
     """Take some rows through, loaded by the account that stages."""
     made.prepare()
-    handle, manifest = staged(made, key)
-    made.check(key, handle, manifest)
-    found = made.promote(key, handle, manifest)
+    output = staged(made, key)
+    made.check(output)
+    found = made.promote(output)
     assert found.outcome is Outcome.PROMOTED, found.reason
-    return Output(key, 1, handle, manifest)
+    return output
 
 
 @pytest.mark.parametrize("options", [{}, {"attach": True}, {"mode": "upsert", "key": ["id"]}], ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.pipelines.factories import PreStaged, Row, land_words, voted
 from twophase import Pipeline, audits, sinks, sources
 from twophase.audits import Audit, AuditContext
 from twophase.committer.record import PostgresRecord
-from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import AuditFailed
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
@@ -36,19 +37,19 @@ SCHEMA = (
 )
 
 
-def staged(sink: sinks.Postgres) -> tuple[Json, Json]:
+def staged(sink: sinks.Postgres) -> Output:
     """Stage four rows, of which the last ones leave something to be desired."""
     sink.prepare()
-    handle = sink.place(KEY, 1, "t0ken")
-    columns = sink.open(KEY, "dwh", handle, SCHEMA)
+    output = Output(KEY, 1, sink.place(KEY, 1, "t0ken"), sink="dwh")
+    columns = sink.open(output, SCHEMA)
     batch = pa.RecordBatch.from_pydict({
         "id": pa.array([1, 2, 3, 3], pa.int64()),
         "word": pa.array(["a", 'b"', "a", None]),
         "at": pa.array([NOW - dt.timedelta(hours=hours) for hours in range(4)], pa.timestamp("us", "UTC")),
         "more": pa.array(['{"a": 1}'] * 4),
     })  # fmt: skip
-    list(Loader(database.dsn("dwh"), TableName(*handle["staging"]))(iter([batch])))
-    return handle, sink.seal(KEY, "dwh", handle, SCHEMA, columns)
+    list(Loader(database.dsn("dwh"), TableName(*output.handle["staging"]))(iter([batch])))
+    return replace(output, manifest=sink.seal(output, SCHEMA, columns))
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,9 @@ def test_every_audit_looks_at_staged_rows_in_the_database(
     target.execute("CREATE SEQUENCE public.numbers; CREATE TABLE public.kept ()")
     monkeypatch.syspath_prepend(Path(__file__).parent)
     sink = sinks.Postgres("words", conn_id="dwh", create=True)
-    handle, manifest = staged(sink)
+    output = staged(sink)
 
-    with sink.staged(KEY, handle, manifest) as rows:
+    with sink.staged(output) as rows:
         verdict = audit.check(rows, CONTEXT)
 
     assert (verdict.passed, told in verdict.text) == (passed, True), verdict.text
@@ -96,11 +97,11 @@ def few(rows: Any, context: AuditContext) -> str | None:
 
 def test_rows_that_are_looked_at_do_not_hold_up_their_promotion(target: Any) -> None:
     sink = sinks.Postgres("words", conn_id="dwh", create=True)
-    handle, manifest = staged(sink)
+    output = staged(sink)
 
-    with sink.staged(KEY, handle, manifest) as rows:
+    with sink.staged(output) as rows:
         assert rows.value("SELECT count(*) FROM staged") == 4
-        promoted = sink.promote(KEY, handle, manifest)
+        promoted = sink.promote(output)
 
     assert promoted.outcome is Outcome.PROMOTED
 
@@ -123,9 +124,8 @@ def test_verify_tells_rows_and_markers_that_are_gone_as_far_as_rows_say_whose_th
     target: Any, options: dict[str, Any], told: str | None
 ) -> None:
     sink = sinks.Postgres("words", conn_id="dwh", create=True, **options)
-    handle, manifest = staged(sink)
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
-    output = Output(KEY, 1, handle, manifest)
+    output = staged(sink)
+    assert sink.promote(output).outcome is Outcome.PROMOTED
     assert list(sink.verify(output)) == []
     assert list(sink.strangers([output])) == []
 
@@ -139,13 +139,13 @@ def test_verify_tells_rows_and_markers_that_are_gone_as_far_as_rows_say_whose_th
 
 def test_verify_of_a_replaced_table_counts_the_rows_of_the_last_checkpoint_only(target: Any) -> None:
     sink = sinks.Postgres("words", conn_id="dwh", create=True, mode="replace")
-    handle, manifest = staged(sink)
-    sink.promote(KEY, handle, manifest)
+    output = staged(sink)
+    sink.promote(output)
     later = "SELECT pipeline, target, 2, 1, 1, manifest, now(), slot_order, kept FROM twophase_sinks.promoted"
     target.execute(f"INSERT INTO twophase_sinks.promoted {later}")
     target.execute("TRUNCATE public.words")
 
-    assert list(sink.verify(Output(KEY, 1, handle, manifest))) == []
+    assert list(sink.verify(output)) == []
 
 
 # --- whole pipelines -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import decimal
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import twophase
 from support.pipelines.factories import land_words
 from twophase import Pipeline, sinks, sources
 from twophase.core import failpoints
-from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import BadValue, ConfigError, ManifestMismatch
 from twophase.core.failpoints import FailpointError
 from twophase.core.manifest import Column
@@ -49,29 +50,25 @@ class Staged:
         attempt: int = 1,
         older: Output | None = None,
     ) -> None:
-        self.sink, self.key, self.attempt = sink, key, attempt
-        self.handle: Json = sink.place(key, attempt, "t0ken", older=older)
+        output = Output(key, attempt, sink.place(key, attempt, "t0ken", older=older), sink="dwh")
         schema = CHANGES if len(rows[0]) == len(CHANGES) else SCHEMA
-        columns = sink.open(key, "dwh", self.handle, schema)
+        columns = sink.open(output, schema)
         types = [pa.int64(), pa.string(), pa.string()]
         arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), types, strict=False)]
         batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema])
-        loader = Loader(psql_dsn(), TableName(*self.handle["staging"]))
+        loader = Loader(psql_dsn(), TableName(*output.handle["staging"]))
         list(loader(iter([batch])))
-        self.manifest = sink.seal(key, "dwh", self.handle, schema, columns)
-
-    @property
-    def output(self) -> Output:
-        return Output(self.key, self.attempt, self.handle, self.manifest)
+        self.sink = sink
+        self.output = replace(output, manifest=sink.seal(output, schema, columns))
 
     def check(self) -> None:
-        self.sink.check(self.key, self.handle, self.manifest)
+        self.sink.check(self.output)
 
     def promote(self) -> Outcome:
-        return self.sink.promote(self.key, self.handle, self.manifest).outcome
+        return self.sink.promote(self.output).outcome
 
     def find(self) -> Outcome:
-        return self.sink.find(self.key, self.handle, self.manifest).outcome
+        return self.sink.find(self.output).outcome
 
 
 def psql_dsn() -> str:
@@ -93,7 +90,7 @@ def tables(cursor: Any) -> list[str]:
 def test_staged_rows_are_invisible_and_promoted_at_once_with_their_marker(target: Any) -> None:
     staged = Staged(declared(), [(1, "a"), (2, "b")])
     staged.check()
-    assert (staged.find(), staged.manifest["rows"]) == (Outcome.RETRY_LATER, 2)
+    assert (staged.find(), staged.output.manifest["rows"]) == (Outcome.RETRY_LATER, 2)
 
     assert staged.promote() is Outcome.PROMOTED
 
@@ -115,16 +112,16 @@ def test_a_percent_sign_in_a_name_is_part_of_the_name(target: Any, mode: str) ->
     sink.prepare()
 
     def promoted(key: Key, older: Output | None = None) -> Output:
-        handle = sink.place(key, 1, "t0ken", older=older)
-        columns = sink.open(key, "dwh", handle, schema)
+        output = Output(key, 1, sink.place(key, 1, "t0ken", older=older), sink="dwh")
+        columns = sink.open(output, schema)
         arrays = [pa.array([1, 2], pa.int64()), pa.array(["a", f"r{key.revision}"])]
         batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema])
-        list(Loader(psql_dsn(), TableName(*handle["staging"]))(iter([batch])))
-        manifest = sink.seal(key, "dwh", handle, schema, columns)
-        sink.check(key, handle, manifest)
-        assert sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
-        assert sink.find(key, handle, manifest).outcome is Outcome.ALREADY_PROMOTED
-        return Output(key, 1, handle, manifest)
+        list(Loader(psql_dsn(), TableName(*output.handle["staging"]))(iter([batch])))
+        output = replace(output, manifest=sink.seal(output, schema, columns))
+        sink.check(output)
+        assert sink.promote(output).outcome is Outcome.PROMOTED
+        assert sink.find(output).outcome is Outcome.ALREADY_PROMOTED
+        return output
 
     first = promoted(KEY)
     second = promoted(KEY._replace(revision=2), first)
@@ -132,14 +129,14 @@ def test_a_percent_sign_in_a_name_is_part_of_the_name(target: Any, mode: str) ->
     assert rows(target, 'SELECT "id%(x)s", "w%d" FROM "s%s"."100% of %s" ORDER BY 1') == [(1, "a"), (2, "r2")]
     assert list(sink.verify(second)) == []
     assert list(sink.strangers([second])) == []
-    assert sink.staged(second.key, second.handle, second.manifest) is not None
+    assert sink.staged(second) is not None
     assert list(sink.attempts()) == []
 
 
 def test_a_partition_that_spark_runs_twice_is_loaded_once(target: Any) -> None:
     sink = declared()
     staged = Staged(sink, [(1, "a"), (2, "b")])
-    loader = Loader(psql_dsn(), TableName(*staged.handle["staging"]))
+    loader = Loader(psql_dsn(), TableName(*staged.output.handle["staging"]))
     again = pa.RecordBatch.from_pydict({"id": pa.array([1, 2, 3], pa.int64()), "word": pa.array(["a", "b", "c"])})
 
     assert loader.load(0, again, iter(())) == 2
@@ -218,7 +215,7 @@ def test_what_is_not_there_cannot_be_taken_back(target: Any) -> None:
 
     promoted = Staged(sink, [(9, "z", "-D"), (1, "b", "+U"), (1, "a", "-U")], Key("words", 2, 1))
 
-    found = sink.promote(promoted.key, promoted.handle, promoted.manifest)
+    found = sink.promote(promoted.output)
     assert (found.outcome, found.reason) == (
         Outcome.FAILED,
         "1 rows are retracted from public.words that are not there",
@@ -278,7 +275,7 @@ def test_what_is_only_inserted_is_not_looked_through_for_statistics(
     """A merge and the readers of a partition need them; rows that are inserted are read once anyway."""
     staged = Staged(declared(**mode), [(1, "a"), (2, "b")])
 
-    schema, name = staged.handle["staging"]
+    schema, name = staged.output.handle["staging"]
     target.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", (f"{schema}.{name}",))
     assert target.fetchone()[0] == (2 if known else -1)
 
@@ -304,9 +301,11 @@ def test_a_discarded_revision_leaves_no_table(target: Any) -> None:
     other = Staged(sink, [(2, "b")], Key("words", 2, 1))
     assert {left.attempt for left in sink.attempts()} == {1, 2}
 
-    sink.discard(again.key, again.handle)
+    sink.discard(again.output)
 
-    assert sorted(tables(target)) == sorted([other.handle["staging"][1], f"{other.handle['staging'][1]}_parts"])
+    assert sorted(tables(target)) == sorted(
+        [other.output.handle["staging"][1], f"{other.output.handle['staging'][1]}_parts"]
+    )
     with pytest.raises(ManifestMismatch, match="is not there"):
         again.check()
     assert again.find() is Outcome.FAILED
@@ -459,13 +458,13 @@ def test_every_type_comes_back_equal(home: Any, target: Any, spark: Any) -> None
     frame = spark.sql(HARD)
     sink = sinks.Postgres("hard", conn_id="dwh", create=True)
     sink.prepare()
-    handle = sink.place(KEY, 1, "t0ken")
+    output = Output(KEY, 1, sink.place(KEY, 1, "t0ken"), sink="dwh")
 
-    manifest = sink.stage(frame, KEY, 1, "dwh", handle)
-    assert sink.promote(KEY, handle, manifest).outcome is Outcome.PROMOTED
+    output = replace(output, manifest=sink.stage(frame, output))
+    assert sink.promote(output).outcome is Outcome.PROMOTED
 
     found = {row[0]: row for row in rows(target, "SELECT * FROM public.hard")}
-    assert len(found) == manifest["rows"] == 1000
+    assert len(found) == output.manifest["rows"] == 1000
     for row in frame.collect():
         mine = found[row["id"]]
         assert mine[1:7] == (row["small"], row["amount"], row["ratio"], row["word"], row["flag"], row["day"])
@@ -492,7 +491,7 @@ def test_a_value_that_the_target_cannot_hold_is_named_before_the_vote(  # noqa: 
     sink = declared(create=False)
 
     with pytest.raises(BadValue, match=told):
-        sink.stage(spark.sql(select), KEY, 1, "dwh", sink.place(KEY, 1, "t0ken"))
+        sink.stage(spark.sql(select), Output(KEY, 1, sink.place(KEY, 1, "t0ken"), sink="dwh"))
 
 
 def test_a_checkpoint_that_cannot_be_taken_back_is_not_run_again(home: Any, target: Any) -> None:

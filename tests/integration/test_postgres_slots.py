@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import twophase
 from support.pipelines.factories import PreStaged, land, voted
 from support.pipelines.factories import Row as Landed
-from support.sinks.staged_rows import Attempted, Rows, prestage
+from support.sinks.staged_rows import Rows, prestage
 from twophase import Pipeline, sinks, sources
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
@@ -59,18 +60,18 @@ class Daily:
         older = self.outputs.get(slot)
         number = older.key.checkpoint_id if older else len(self.outputs) + 1
         key = Key("daily", number, revision or (older.key.revision + 1 if older else 1))
-        handle = self.sink.place(key, 1, "t0ken", slot=slot, older=older)
+        output = Output(key, 1, self.sink.place(key, 1, "t0ken", slot=slot, older=older), sink="dwh")
         schema = [Column("id", "bigint"), Column("day", self.kind)]
         found = [dict(zip(("id", "day"), row, strict=True)) for row in rows]
-        manifest = prestage(self.sink, Attempted(key, 1, "dwh", handle), Rows(found, 1, schema))
-        staged = self.outputs[slot] = Output(key, 1, handle, manifest)
+        manifest = prestage(self.sink, output, Rows(found, 1, schema))
+        staged = self.outputs[slot] = replace(output, manifest=manifest)
         return staged
 
     def check(self, staged: Output) -> None:
-        self.sink.check(staged.key, staged.handle, staged.manifest)
+        self.sink.check(staged)
 
     def promote(self, staged: Output) -> Outcome:
-        return self.sink.promote(staged.key, staged.handle, staged.manifest).outcome
+        return self.sink.promote(staged).outcome
 
     def put(self, slot: str, rows: Sequence[Row]) -> Output:
         """Stage and promote the next revision of a slot."""
@@ -371,7 +372,7 @@ def test_a_discarded_revision_of_a_slot_leaves_what_stands(target: Any) -> None:
     daily.put(day(15), [(1, date(15))])
     staged = daily.stage(day(15), [(2, date(15))])
 
-    daily.sink.discard(staged.key, staged.handle)
+    daily.sink.discard(staged)
 
     assert (daily.promote(staged), rows(target)) == (Outcome.FAILED, [(1, date(15))])
     assert list(daily.sink.attempts()) == []

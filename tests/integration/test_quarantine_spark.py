@@ -15,7 +15,7 @@ import duckdb
 import pytest
 
 from twophase import sinks
-from twophase.core.checkpoint import Input, Json, Key
+from twophase.core.checkpoint import Input, Json, Key, Output
 from twophase.core.errors import BadRecord, ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval
@@ -41,10 +41,10 @@ class Kept(Sink):
     def config(self) -> dict[str, Any]:
         return {}
 
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:
-        Kept.rows[sink] = [row.asDict() for row in frame.collect()]
+    def stage(self, frame: Any, output: Output) -> Json:
+        Kept.rows[output.sink] = [row.asDict() for row in frame.collect()]
         Kept.then()
-        return {"rows": len(Kept.rows[sink])}
+        return {"rows": len(Kept.rows[output.sink])}
 
     def _outside_spark(self, *_: Any, **__: Any) -> Any:
         msg = "only the coordinator calls this, and there is none here"

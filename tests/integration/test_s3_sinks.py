@@ -19,7 +19,7 @@ from support.servers.s3 import CONN_ID, SECRET, S3Server, local, losing_reply
 from support.sinks.log_table_outputs import PIPELINE, rows, stage
 from support.sinks.log_table_promises import Format, Promises
 from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable
 from twophase.core.ports import Outcome
 from twophase.sinks import Delta, Iceberg
@@ -217,35 +217,35 @@ def written(storage: S3, target: Target, task: str, content: list[Row]) -> dict[
 
 def test_of_a_task_that_ran_twice_the_files_of_the_one_that_counts_are_staged(form: Format, sink: LogTableSink) -> None:
     key = Key(PIPELINE, 1, 1)
-    handle = {**sink.place(key, 1, "7c1e"), "commit_seq": 1}
+    output = Output(key, 1, sink.place(key, 1, "7c1e"), commit_seq=1, sink="lake")
     assert isinstance(sink.storage, S3)
-    target = Target(sink.staging_path(key, handle), "part-r1-a1", "parquet", {})
+    target = Target(sink.staging_path(output), "part-r1-a1", "parquet", {})
     written(sink.storage, target, "part-r1-a1-00000-7", rows(1))
     counts = written(sink.storage, target, "part-r1-a1-00000-8", rows(1))
-    half = local(sink.staging_path(key, handle)) / "part-r1-a1-00000-9-00000.parquet"
+    half = local(sink.staging_path(output)) / "part-r1-a1-00000-9-00000.parquet"
     half.write_bytes(b"half a file")
 
-    manifest = sink.seal(key, 1, "lake", handle, tuple(SCHEMA), counts)
+    output = replace(output, manifest=sink.seal(output, tuple(SCHEMA), counts))
 
-    sink.check(key, handle, manifest)
-    assert sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+    sink.check(output)
+    assert sink.promote(output).outcome is Outcome.PROMOTED
     assert counted(form.content(sink)) == counted(rows(1))
     assert [path.name for path in half.parent.iterdir()] == ["part-r1-a1-00000-8-00000.parquet"]
 
 
 def test_a_file_that_is_not_what_its_task_said_is_not_voted_for(sink: LogTableSink) -> None:
     key = Key(PIPELINE, 1, 1)
-    handle = sink.place(key, 1, "7c1e")
+    output = Output(key, 1, sink.place(key, 1, "7c1e"), sink="lake")
     assert isinstance(sink.storage, S3)
-    target = Target(sink.staging_path(key, handle), "part-r1-a1", "parquet", {})
+    target = Target(sink.staging_path(output), "part-r1-a1", "parquet", {})
     counts = written(sink.storage, target, "part-r1-a1-00000-7", rows(1))
     [path] = counts
 
     wrong = {path: counts[path]._replace(size=counts[path].size + 1)}
     with pytest.raises(ManifestMismatch, match=r"expected \d+ bytes, found \d+"):
-        sink.seal(key, 1, "lake", handle, tuple(SCHEMA), wrong)
+        sink.seal(output, tuple(SCHEMA), wrong)
     with pytest.raises(ManifestMismatch, match="is missing"):
-        sink.seal(key, 1, "lake", handle, tuple(SCHEMA), {f"{path}.gone": counts[path]})
+        sink.seal(output, tuple(SCHEMA), {f"{path}.gone": counts[path]})
 
 
 def test_a_task_writes_large_groups_of_rows_and_one_value_to_a_file(s3: S3Server) -> None:

@@ -63,7 +63,7 @@ def test_rows_are_not_held_in_memory(bench: Bench, monkeypatch: pytest.MonkeyPat
         output = staged_output(bench, checkpoint_id, rows, files=1)
         held.clear()
         before = pa.total_allocated_bytes()
-        assert bench.sink.promote(output.key, output.handle, output.manifest).outcome is Outcome.PROMOTED
+        assert bench.sink.promote(output).outcome is Outcome.PROMOTED
         assert len(held) == count
         peaks.append(max(held) - before)
 

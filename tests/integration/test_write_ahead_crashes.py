@@ -158,20 +158,20 @@ def test_a_stopped_promoter_keeps_the_others_from_sending_and_goes_on_when_it_wa
     bench.declare(committer=committer)
     bench.sink.prepare()
     output, results = staged_output(bench, 1), context.SimpleQueue()
-    arguments = (bench.sink.declaration(), output.key, output.handle, output.manifest, results)
+    arguments = (bench.sink.declaration(), output, results)
     stopped = start(senders.promote, *arguments, log=bench.home / "stopped.log", failpoints="send.row=stop@2")
     with stopped_at_end(stopped):
         assert stopped.until_stopped(), stopped.said
         monkeypatch.setattr(delivery, "PATIENCE", 0.2)
 
-        waits = bench.sink.promote(output.key, output.handle, output.manifest)
+        waits = bench.sink.promote(output)
         stopped.wake()
         assert stopped.wait() == 0
 
     assert waits.outcome is Outcome.RETRY_LATER
     assert f":{stopped.process.pid}" in (waits.reason or "")
     assert results.get() == "promoted"
-    assert bench.sink.promote(output.key, output.handle, output.manifest).outcome is Outcome.ALREADY_PROMOTED
+    assert bench.sink.promote(output).outcome is Outcome.ALREADY_PROMOTED
     assert [row for _, row in bench.sent()] == [0, 2, 1, 3]
 
 
@@ -182,8 +182,8 @@ def test_a_committer_that_cannot_be_reached_stops_the_sending_before_it_begins(
     output = bench.output(1)
 
     monkeypatch.setenv("TWOPHASE_DSN", "postgresql://nobody@127.0.0.1:1/nothing")
-    found = bench.sink.find(output.key, output.handle, output.manifest)
-    promotion = bench.sink.promote(output.key, output.handle, output.manifest)
+    found = bench.sink.find(output)
+    promotion = bench.sink.promote(output)
 
     assert {found.outcome, promotion.outcome} == {Outcome.RETRY_LATER}
     assert "refused" in (promotion.reason or "")

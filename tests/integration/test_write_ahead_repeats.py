@@ -66,10 +66,10 @@ def test_what_was_thought_to_be_lost_and_was_sent_after_all_counts(bench: Bench)
     bench.sink.prepare()
     first = staged_output(bench, 1)
     second = staged_output(bench, 1, FOUR, files=3, attempt=2, earlier=[first.manifest["digest"]])
-    bench.sink.promote(first.key, first.handle, first.manifest)
+    bench.sink.promote(first)
 
-    found = bench.sink.find(second.key, second.handle, second.manifest)
-    promotion = bench.sink.promote(second.key, second.handle, second.manifest)
+    found = bench.sink.find(second)
+    promotion = bench.sink.promote(second)
 
     assert found == promotion
     assert promotion == Promotion(Outcome.ALREADY_PROMOTED, attempt=1, manifest=first.manifest)
@@ -83,9 +83,9 @@ def test_what_was_lost_and_came_back_is_not_sent_beside_what_was_staged_again(be
     bench.sink.prepare()
     first = staged_output(bench, 1, files=3)
     second = staged_output(bench, 1, attempt=2, earlier=[first.manifest["digest"]])
-    bench.sink.promote(second.key, second.handle, second.manifest)
+    bench.sink.promote(second)
 
-    late = bench.sink.promote(first.key, first.handle, first.manifest)
+    late = bench.sink.promote(first)
 
     assert late == Promotion(Outcome.RETRY_LATER, "it was staged again, and another attempt has begun to send since")
     assert [row for _, row in bench.sent()] == [0, 2, 1, 3]
@@ -95,7 +95,7 @@ def test_what_a_record_from_an_older_backup_takes_for_new_was_sent_and_is_not_vo
     """Its rows may be others than those that were sent under the same numbers."""
     bench.sink.prepare()
     sent = staged_output(bench, 2)
-    assert bench.sink.promote(sent.key, sent.handle, sent.manifest).outcome is Outcome.PROMOTED
+    assert bench.sink.promote(sent).outcome is Outcome.PROMOTED
 
     with pytest.raises(ManifestMismatch, match="rows of it were sent already, says committers"):
         staged_output(bench, 2, attempt=2)
@@ -109,7 +109,7 @@ def test_an_older_checkpoint_that_was_decided_later_is_sent_too(bench: Bench, co
 
     for number in (6, 5):
         output = staged_output(bench, number)
-        assert bench.sink.promote(output.key, output.handle, output.manifest).outcome is Outcome.PROMOTED
+        assert bench.sink.promote(output).outcome is Outcome.PROMOTED
 
     assert Counter(checkpoint for checkpoint, _ in bench.sent()) == {5: 4, 6: 4}
 
@@ -176,7 +176,7 @@ def test_the_sweeper_removes_sent_rows_and_what_the_committer_need_not_remember(
     left = {path.name: path.read_text() for path in folder.glob("subtask.*")}
     assert left == dict.fromkeys(["subtask.-1", f"subtask.{delivery.BEGUN}"], "2 1\n")
     bench.down(None)
-    assert bench.sink.promote(late.key, late.handle, late.manifest).outcome is Outcome.FAILED
+    assert bench.sink.promote(late).outcome is Outcome.FAILED
     assert bench.ids() == [0, 1, 2, 3]
     assert [difference for difference in verify(bench.record, bench.pipeline) if difference] == []
     assert list(sweep(bench.record, bench.pipeline)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,16 +67,15 @@ def test_what_a_job_writes_by_s3a_is_sealed_promoted_and_read_by_s3a(
     form = DeltaFormat() if kind == "delta" else IcebergFormat()
     sink.prepare()
     key = Key(PIPELINE, 1, 1)
-    handle = {**sink.place(key, 1, "7c1e"), "commit_seq": 1}
-    with_s3a.range(1000, numPartitions=3).write.parquet(sink.staging_path(key, handle))
+    output = Output(key, 1, sink.place(key, 1, "7c1e"), commit_seq=1, sink="lake")
+    with_s3a.range(1000, numPartitions=3).write.parquet(sink.staging_path(output))
 
-    manifest = sink.inspect(key, 1, "lake", handle)
-    sink.check(key, handle, manifest)
-    promotion = sink.promote(key, handle, manifest)
+    output = replace(output, manifest=sink.inspect(output))
+    sink.check(output)
+    promotion = sink.promote(output)
 
     assert promotion.outcome is Outcome.PROMOTED
-    assert manifest["rows"] == 1000
+    assert output.manifest["rows"] == 1000
     assert {row["id"] for row in form.content(sink)} == set(range(1000))
-    output = Output(key, 1, handle, manifest)
     assert with_s3a.read.parquet(*sink.files(output)).distinct().count() == 1000
     assert not list(sink.verify(output))

@@ -6,6 +6,8 @@ PostgreSQL, folders and a log.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -300,11 +302,11 @@ def test_a_lease_runs_out_on_the_records_own_clock() -> None:
 def test_promoting_twice_shows_the_folder_once() -> None:
     """The stand-in for a table of folders is itself idempotent."""
     sink, key = MemorySink(), Key("p", 1, 1)
-    handle = sink.place(key, 1, "t")
-    sink.write(handle, "part-0", [("0", 0)])
-    manifest = sink.seal(key, 1, handle)
+    output = Output(key, 1, sink.place(key, 1, "t"))
+    sink.write(output.handle, "part-0", [("0", 0)])
+    output = replace(output, manifest=sink.seal(output))
 
-    outcomes = [sink.promote(key, handle, manifest).outcome for _ in range(2)]
+    outcomes = [sink.promote(output).outcome for _ in range(2)]
 
     assert outcomes == [Outcome.PROMOTED, Outcome.ALREADY_PROMOTED]
     assert [path for path in sink.folders if path.startswith("visible/")] == ["visible/1"]
@@ -314,11 +316,10 @@ def test_replacing_twice_puts_each_older_folder_away_under_its_own_name() -> Non
     sink, older = MemorySink(), None
     for revision in (1, 2, 3):
         key = Key("p", 1, revision)
-        handle = sink.place(key, 1, "t", older=older)
-        sink.write(handle, "part-0", [("0", revision)])
-        manifest = sink.seal(key, 1, handle)
-        assert sink.promote(key, handle, manifest).outcome is Outcome.PROMOTED
-        older = Output(key, 1, handle, manifest)
+        output = Output(key, 1, sink.place(key, 1, "t", older=older))
+        sink.write(output.handle, "part-0", [("0", revision)])
+        older = replace(output, manifest=sink.seal(output))
+        assert sink.promote(older).outcome is Outcome.PROMOTED
 
     assert {path: folder.rows() for path, folder in sink.folders.items()} == {
         "visible/1": [("0", 3)],

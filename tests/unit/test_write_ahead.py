@@ -9,7 +9,7 @@ import pytest
 
 from support.sinks.senders import Sqlite
 from twophase import Pipeline, committers, sinks, sources
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 from twophase.sinks import Sink, WriteAhead
@@ -115,9 +115,9 @@ def test_the_spark_job_needs_neither_the_sender_nor_a_committer_of_ones_own() ->
     sink = Sink.load(declaration)
 
     key = Key("orders", 1, 1)
-    handle = sink.place(key, 1, "7c1e")
-    assert "only_there" in (sink.promote(key, handle, {"files": 1, "digest": ""}).reason or "")
-    assert sink.find(key, handle, {"files": 1, "digest": ""}).outcome is Outcome.RETRY_LATER
+    output = Output(key, 1, sink.place(key, 1, "7c1e"), {"files": 1, "digest": ""})
+    assert "only_there" in (sink.promote(output).reason or "")
+    assert sink.find(output).outcome is Outcome.RETRY_LATER
 
 
 def test_what_cannot_be_taken_back_is_sent_again_only_where_that_was_declared() -> None:

@@ -107,7 +107,7 @@ def commit(pipeline: Name, checkpoint_id: Id, *, reason: Reason) -> None:
             _free(found)
             for participant in coordinator.transact(lambda tx: tx.participants(found.key)):
                 if participant.stages:
-                    coordinator.sinks[participant.name].check(found.key, participant.handle, participant.manifest)
+                    coordinator.sinks[participant.name].check(participant.output(found))
             done = coordinator.commit(found, f"the commit point, by a person: {reason}")
         elif found.state is State.COMMITTING:
             coordinator.transact(lambda tx: tx.note(found.key, "commit asked for", reason))

@@ -16,7 +16,7 @@ import psycopg2.extras
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, text, tuple_, update
 
 from twophase.committer import claims as slot_claims
-from twophase.committer import queries
+from twophase.committer import participant_rows, queries
 from twophase.committer import tables as t
 from twophase.committer.revision_rows import Revisions
 from twophase.committer.statement import Statement
@@ -261,10 +261,10 @@ class Inputs(Revisions):
     def _promoted(self, keys: Sequence[Key], sink: str) -> list[Output]:
         """Return what revisions put into a sink; a revision without that sink is left out."""
         p = t.participant.c
-        query = select(p.pipeline, p.checkpoint_id, p.revision, p.attempt, p.handle, p.manifest)
+        query = select(p.pipeline, p.checkpoint_id, p.revision, *participant_rows.COLUMNS)
         mine = tuple_(p.pipeline, p.checkpoint_id, p.revision).in_([tuple(key) for key in keys])
         rows = self.connection.execute(query.where(mine & (p.name == sink)).order_by(p.checkpoint_id))
-        return [Output(Key(*row[:3]), row.attempt, row.handle, row.manifest) for row in rows]
+        return [participant_rows.output(Key(*row[:3]), row._mapping) for row in rows]
 
     def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
         """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet.

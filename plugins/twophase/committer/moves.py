@@ -211,8 +211,8 @@ class Moves(Participants, Inputs):
                 committed_at=func.clock_timestamp(),
             )
         )
-        for name, (_, attempt, handle, manifest) in outputs.items():
-            adopted = Participant(name, "sink", attempt, vote=True, handle=handle, manifest=manifest)
+        for name, found in outputs.items():
+            adopted = Participant(name, "sink", found.attempt, vote=True, handle=found.handle, manifest=found.manifest)
             self.put_participant(key, adopted)
             self.mark_committed(key, name)
         self.event(key, epoch, "adopted", to=State.COMMITTED, why=f"found in the place of slot {slot}")

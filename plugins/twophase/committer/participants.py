@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg2.extras import Json
 
+from twophase.committer.participant_rows import of_row, to_row
 from twophase.committer.revision_rows import Revisions
 from twophase.committer.statement import Statement
 from twophase.core.checkpoint import Key, Participant
@@ -53,7 +54,7 @@ _MARK = Statement("""
 
 def as_json(participants: Sequence[Participant]) -> Json:
     """Return participants as one value of a statement."""
-    return Json([vars(participant) for participant in participants])
+    return Json([to_row(participant) for participant in participants])
 
 
 class Participants(Revisions):
@@ -63,7 +64,7 @@ class Participants(Revisions):
         """Return the participants of a revision, by name."""
         if key in self._votes:
             return self._votes[key]
-        found = [Participant(**row._mapping) for row in _READ(self.connection, **key._asdict())]
+        found = [of_row(row._mapping) for row in _READ(self.connection, **key._asdict())]
         if key in self._held:  # only who holds the revision's row changes its participants
             self._votes[key] = found
         return found

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Engine, func, literal_column, select, text, tuple_
 
+from twophase.committer import participant_rows, writes
 from twophase.committer import tables as t
-from twophase.committer import writes
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError
 from twophase.core.states import LIVE, State
@@ -52,7 +52,6 @@ class Promoted(NamedTuple):
     """One committed revision in one sink."""
 
     output: Output
-    commit_seq: int
     #: When it was removed because its retention was over.
     swept_at: datetime | None
 
@@ -221,7 +220,7 @@ def _participants(connection: Connection, key: Key) -> list[dict[str, Any]]:
         & (c.checkpoint_id == p.checkpoint_id)
         & (c.revision == p.revision),
     )
-    columns = (p.name, p.kind, p.attempt, p.vote, p.handle, p.manifest, p.reason)
+    columns = participant_rows.COLUMNS
     mine = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == key.revision)
     query = select(*columns, promoted).select_from(join).where(mine).group_by(*columns).order_by(p.name)
     return [dict(row._mapping) for row in connection.execute(query)]
@@ -268,7 +267,7 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
-        select(r.checkpoint_id, r.revision, r.commit_seq, r.swept_at, p.attempt, p.handle, p.manifest)
+        select(r.checkpoint_id, r.revision, r.commit_seq, r.swept_at, *participant_rows.COLUMNS)
         .join(t.participant, join & (p.name == sink))
         .where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
         .order_by(r.commit_seq)
@@ -293,7 +292,7 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
             page = connection.execute(query.where(r.commit_seq > last)).all()
         for row in page:
             key = Key(pipeline, row.checkpoint_id, row.revision)
-            yield Promoted(Output(key, row.attempt, row.handle, row.manifest), row.commit_seq, row.swept_at)
+            yield Promoted(participant_rows.output(key, row._mapping, row.commit_seq), row.swept_at)
         if len(page) < PAGE:
             return
         last = page[-1].commit_seq

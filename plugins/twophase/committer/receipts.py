@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, select, text
 
 from twophase.committer import tables as t
+from twophase.committer.participant_rows import COLUMNS, to_row
 from twophase.committer.statement import Statement
 from twophase.core.checkpoint import Json, Key, Participant, Revision
 
@@ -51,7 +51,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
         "rows": revision.rows,
         "bytes": revision.bytes,
         **_described(connection, key, found.inputs, found.own, found.files),
-        "participants": [asdict(participant) for participant in participants],
+        "participants": [to_row(participant) for participant in participants],
         "adopted": None if revision.slot is None else _adopted(connection, key),
     }
 
@@ -64,7 +64,7 @@ def _adopted(connection: Connection, key: Key) -> Json | None:
     if row is None:
         return None
     theirs = (p.pipeline == key.pipeline) & (p.checkpoint_id == key.checkpoint_id) & (p.revision == 0)
-    query = select(p.name, p.kind, p.attempt, p.vote, p.handle, p.manifest, p.reason).where(theirs)
+    query = select(*COLUMNS).where(theirs)
     found = [dict(one._mapping) for one in connection.execute(query)]
     return {**row._mapping, "committed_at": row.committed_at.isoformat(), "participants": found}
 

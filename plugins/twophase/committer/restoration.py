@@ -13,6 +13,7 @@ from sqlalchemy import delete, func, insert, select, text, update
 
 from twophase.committer import receipts
 from twophase.committer import tables as t
+from twophase.committer.participant_rows import of_row
 from twophase.committer.record import PostgresTransaction
 from twophase.committer.revision_rows import is_this, r
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Participant, Revision
@@ -162,7 +163,7 @@ def _put_adopted(tx: PostgresTransaction, key: Key, adopted: Json, why: str) -> 
         insert(t.revision).values(**key._asdict(), **values, state=State.COMMITTED, decided_at=at, committed_at=at)
     )
     for participant in adopted["participants"]:
-        tx.put_participant(key, Participant(**participant))
+        tx.put_participant(key, of_row(participant))
         tx.mark_committed(key, participant["name"])
     tx.event(key, adopted["epoch"], "adopted", to=State.COMMITTED, why=why)
 
@@ -216,7 +217,7 @@ def _decide(tx: PostgresTransaction, receipt: Json, why: str) -> None:
     """Move the revision to COMMITTING, with the votes, the commit_seq and the positions of its receipt."""
     key = _key(receipt)
     held = tx.hold(key)
-    voters = [Participant(**participant) for participant in receipt["participants"]]
+    voters = [of_row(participant) for participant in receipt["participants"]]
     epoch = max(held.epoch, receipt["epoch"])
     state = held.state if held.state in DECIDED else State.OPEN
     for number in range(held.epoch, epoch):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, Engine, func, select
 
+from twophase.committer import participant_rows
 from twophase.committer.revision_rows import REVISION, r, to_revision
 from twophase.committer.tables import participant
 from twophase.core.checkpoint import Key, Output, Revision
@@ -38,7 +39,7 @@ def committed(engine: Engine, pipeline: str) -> int:
 
 def voted(engine: Engine, pipeline: str, sink: str, checkpoints: Collection[int]) -> Mapping[Key, int]:
     """Return each revision's attempt that counts in a sink; during a restage the old one does, until the vote (R10)."""
-    standing = func.coalesce(p.handle["standing"]["attempt"].as_integer(), p.attempt).label("attempt")
+    standing = func.coalesce(participant_rows.STANDING, p.attempt).label("attempt")
     query = select(p.checkpoint_id, p.revision, standing).where(
         (p.pipeline == pipeline) & (p.name == sink) & p.checkpoint_id.in_(checkpoints)
     )
@@ -50,9 +51,10 @@ def places(engine: Engine, pipeline: str, sink: str) -> list[Output]:
     """Return the outputs that may be visible in a sink: of revisions that are COMMITTING or COMMITTED."""
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
-        select(r.checkpoint_id, r.revision, p.handle)
+        select(r.checkpoint_id, r.revision, p.attempt, p.handle)
         .join(participant, join & (p.name == sink))
         .where((r.pipeline == pipeline) & r.state.in_([State.COMMITTING, State.COMMITTED]))
     )
     with engine.connect() as connection:
-        return [Output(Key(pipeline, *row[:2]), 0, row.handle, {}) for row in connection.execute(query)]
+        rows = connection.execute(query).all()
+    return [Output(Key(pipeline, *row[:2]), row.attempt, participant_rows.place(row.handle), sink=sink) for row in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -63,13 +63,45 @@ class Key(NamedTuple):
         return f"{self.pipeline}/{self.checkpoint_id} r{self.revision}"
 
 
-class Output(NamedTuple):
-    """What a decided revision put into one sink: all that is needed to find and read it again."""
+@dataclass(frozen=True)
+class Output:
+    """What one attempt puts into one sink, with all that the record knows of it; every method of a sink is given one.
+
+    How much of it is filled depends on how far the attempt has come: `manifest` once it is staged, `commit_seq` after
+    the commit point, `receipt` for its promotion.
+    """
 
     key: Key
     attempt: int
-    handle: Json
-    manifest: Json
+    #: What the sink's `place` named for this attempt, and nothing else.
+    handle: Json = field(default_factory=dict)
+    #: The summary of the manifest: rows, bytes, files, digest, schema.
+    manifest: Json = field(default_factory=dict)
+    commit_seq: int | None = None
+    #: When the revision began.
+    began: datetime | None = None
+    #: What the record knows of the decision; a sink that keeps it can tell it to a restored record.
+    receipt: Json = field(default_factory=dict)
+    #: The name of the write.
+    sink: str = ""
+    #: Digests that were voted for before a restage: the output of such an attempt may still turn up in the sink (R10).
+    earlier: tuple[str, ...] = ()
+
+    @property
+    def which(self) -> str:
+        """Return how errors name it."""
+        return f"checkpoint {self.key}: sink {self.sink!r}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON for another process; what is not filled is left out."""
+        told = {name: value for name, value in vars(self).items() if value or name == "attempt"}
+        return told if self.began is None else {**told, "began": self.began.isoformat()}
+
+    @classmethod
+    def of_json(cls, told: Json) -> Output:
+        """Read it from what `to_json` returned."""
+        began = datetime.fromisoformat(told["began"]) if "began" in told else None
+        return cls(**{**told, "key": Key(*told["key"]), "began": began, "earlier": tuple(told.get("earlier", ()))})
 
 
 @dataclass(frozen=True)
@@ -177,11 +209,15 @@ class Participant:
     kind: str
     attempt: int = 0
     vote: bool | None = None
-    #: What a sink needs to promote, find or discard the staged output, in this process or a later one.
+    #: What the sink's `place` named, so that any process can find, promote or discard the staged output.
     handle: Json = field(default_factory=dict)
     #: Summary of the manifest: rows, bytes, files, digest, schema.
     manifest: Json = field(default_factory=dict)
     reason: str | None = None
+    #: See `Output.earlier`.
+    earlier: tuple[str, ...] = ()
+    #: While it is restaged: itself as it was voted for before. That vote counts until this attempt has its own.
+    voted: Participant | None = None
 
     @property
     def stages(self) -> bool:
@@ -191,7 +227,18 @@ class Participant:
     @property
     def standing(self) -> Participant | None:
         """Return it as of its last yes, or None; during a restage that is the earlier attempt, until the new vote."""
-        if self.vote:
-            return self
-        kept = self.handle.get("standing")
-        return None if kept is None else replace(self, vote=True, **kept)
+        return self if self.vote else self.voted
+
+    def output(self, revision: Revision, receipt: Json | None = None) -> Output:
+        """Return what it puts into its sink, as one of a revision's participants."""
+        return Output(
+            revision.key,
+            self.attempt,
+            self.handle,
+            self.manifest,
+            commit_seq=revision.commit_seq,
+            began=revision.created_at,
+            receipt=receipt or {},
+            sink=self.name,
+            earlier=self.earlier,
+        )

@@ -53,9 +53,8 @@ class Promotion:
 class Sink(Protocol):
     """What the coordinator asks of a sink. Every call may come twice, late, or after an earlier one died halfway.
 
-    `handle` comes from `place`. It is in the record before anything is written there, so any process can go on.
-    For `find` and `promote` after the commit point it also has `commit_seq` and `timestamp`, the time when the revision
-    began; for `promote` also `receipt`: what the record knows of the decision.
+    An output's handle comes from `place`. It is in the record before anything is written there, so any process can go
+    on. `find` and `promote` get the `commit_seq` of the decision, and `promote` the `receipt` too.
     """
 
     @property
@@ -93,20 +92,23 @@ class Sink(Protocol):
         """Describe and mark what is in the slot's place without being in the record; None: there is nothing."""
         ...
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         """Say where the output stands without changing it: ALREADY_PROMOTED, RETRY_LATER (staged) or FAILED (lost)."""
         ...
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         """Make the staged output visible in one atomic step that carries its marker; harmless when repeated or late."""
         ...
 
-    def discard(self, key: Key, handle: Json) -> None:
-        """Remove what the attempts of a dead revision staged; called only after the move to ABORTING."""
+    def discard(self, output: Output) -> None:
+        """Remove what any attempt of a dead revision staged; called only after the move to ABORTING."""
         ...
 
-    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
-        """Remove what earlier attempts staged, so that nobody can promote it; called only if the sink `copies`."""
+    def discard_earlier(self, output: Output, voted: Output) -> None:
+        """Remove what attempts before `output` staged, so that nobody can promote it; only if the sink `copies`.
+
+        `voted` is the one of them that was voted for last.
+        """
         ...
 
     def newest(self, pipeline: str) -> int | None:

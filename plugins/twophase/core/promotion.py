@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from twophase.core.checkpoint import Json, Key, Participant, Revision
+from twophase.core.checkpoint import Json, Output, Participant, Revision
 from twophase.core.hindrances import Hindrance
 from twophase.core.isolation import alone
 from twophase.core.ports import Outcome, Promotion, Sink
@@ -16,8 +16,8 @@ def promote(sinks: Mapping[str, Sink], revision: Revision, participant: Particip
     voted = participant.standing
     if voted is None:
         return _unvoted(revision, participant)
-    sink, handle = sinks[participant.name], {**_decided(revision, voted), "receipt": receipt}
-    promotion = _asked(revision.key, voted, lambda: sink.promote(revision.key, handle, voted.manifest))
+    sink, output = sinks[participant.name], voted.output(revision, receipt)
+    promotion = _asked(output, lambda: sink.promote(output))
     if promotion.outcome is Outcome.UNKNOWN:
         promotion = find(sinks, revision, voted)
     if promotion.outcome is Outcome.FAILED and voted is not participant and revision.leased:
@@ -33,8 +33,8 @@ def find(sinks: Mapping[str, Sink], revision: Revision, participant: Participant
     voted = participant.standing
     if voted is None:
         return _unvoted(revision, participant)
-    sink, handle = sinks[participant.name], _decided(revision, voted)
-    return _asked(revision.key, voted, lambda: sink.find(revision.key, handle, voted.manifest))
+    sink, output = sinks[participant.name], voted.output(revision)
+    return _asked(output, lambda: sink.find(output))
 
 
 def hindered(promotion: Promotion) -> tuple[str, Hindrance]:
@@ -42,9 +42,9 @@ def hindered(promotion: Promotion) -> tuple[str, Hindrance]:
     return promotion.reason or "no reason given", promotion.hindrance or Hindrance.LOST
 
 
-def _asked(key: Key, participant: Participant, question: Callable[[], Promotion]) -> Promotion:
+def _asked(output: Output, question: Callable[[], Promotion]) -> Promotion:
     """Ask a sink, which may be a user's own; whatever it raises becomes RETRY_LATER, so other sinks go on."""
-    which, problems = f"checkpoint {key}: sink {participant.name!r}", list[str]()
+    which, problems = output.which, list[str]()
     with alone(which, problems):
         return question()
     return Promotion(Outcome.RETRY_LATER, problems[0].removeprefix(f"{which}: "))  # the caller names the sink
@@ -56,9 +56,3 @@ def _unvoted(revision: Revision, participant: Participant) -> Promotion:
         return Promotion(Outcome.RETRY_LATER, f"attempt {participant.attempt} is being restaged")
     reason = f"attempt {participant.attempt} was never voted for: its restage ended before"
     return Promotion(Outcome.FAILED, reason, Hindrance.LOST)
-
-
-def _decided(revision: Revision, participant: Participant) -> Json:
-    """Return the handle of a decided output, with its commit_seq and the time when its revision began."""
-    began = revision.created_at.isoformat() if revision.created_at else None
-    return {**participant.handle, "commit_seq": revision.commit_seq, "timestamp": began}

@@ -10,7 +10,7 @@ record names them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ class Restaging:
             epoch = held.epoch + 1
             places = self.coordinator.steps.places(tx, held, epoch, token)
             again = [
-                Participant(p.name, "sink", epoch, handle=_place_again(places[p.name], p))
+                _opened_again(p, epoch, places[p.name])
                 for p in tx.participants(self.key)
                 if p.name in chosen and p.name not in tx.committed(self.key)
             ]
@@ -125,7 +125,7 @@ class Restaging:
             return False  # another restage took its place; the vote will be fenced
         sink = self.coordinator.sinks[name]
         if sink.copies:
-            sink.discard_earlier(self.key, attempt.epoch, (mine.standing or mine).handle)
+            sink.discard_earlier(mine.output(attempt), (mine.standing or mine).output(attempt))
         hit("restage.discarded")
         return self.is_promoted(attempt, mine, manifest)
 
@@ -150,20 +150,11 @@ def _is_lost(found: Promotion) -> bool:
     return found.outcome is Outcome.FAILED and found.hindrance is not Hindrance.FOREIGN
 
 
-def _place_again(place: Json, before: Participant) -> Json:
-    """Return the new attempt's handle, with the old vote in it.
+def _opened_again(before: Participant, epoch: int, place: Json) -> Participant:
+    """Return a sink's new attempt, with the old vote, which counts until there is a new one.
 
-    The old vote counts until there is a new one. Its digest is kept for ever, in case its output turns up in the sink
-    (R10).
+    The digest of what was voted for is kept for ever, in case that output turns up in the sink (R10).
     """
-    standing = before.standing
-    if standing is None:
-        return {**place, "earlier": list(before.handle.get("earlier", ()))}
-    earlier = [*standing.handle.get("earlier", ()), standing.manifest["digest"]]
-    kept = {"attempt": standing.attempt, "handle": dict(standing.handle), "manifest": dict(standing.manifest)}
-    return {**place, "earlier": earlier, "standing": kept}
-
-
-def voted_for(handle: Json) -> Mapping[str, object]:
-    """Return the handle of an attempt that now has its own vote: without the old one."""
-    return {name: value for name, value in handle.items() if name != "standing"}
+    voted = before.standing
+    earlier = before.earlier if voted is None else (*voted.earlier, voted.manifest["digest"])
+    return Participant(before.name, before.kind, epoch, handle=place, earlier=earlier, voted=voted)

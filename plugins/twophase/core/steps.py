@@ -10,13 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, Json, Key, Output, Participant, Revision
+from twophase.core.checkpoint import Input, Json, Key, Participant, Revision
 from twophase.core.claims import Claim
 from twophase.core.errors import Fenced, IllegalTransition, TooManyPending
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Opened, Promotion, Sink, Source, Transaction, moves_of
-from twophase.core.restage import voted_for
 from twophase.core.states import DECIDED, UNDECIDED, State
 
 #: Of each sink that cannot promote: why, and what kind of hindrance it is.
@@ -97,7 +96,7 @@ class Steps:
 
         def place(name: str, sink: Sink) -> Json:
             was = older.get(name)
-            output = Output(committed.key, was.attempt, was.handle, was.manifest) if committed and was else None
+            output = was.output(committed) if committed and was else None
             return sink.place(key, epoch, token, slot=slot, older=output)
 
         return {name: place(name, sink) for name, sink in self.sinks.items()}
@@ -136,8 +135,8 @@ class Steps:
                 continue  # this vote is recorded already; its reply was lost
             if held.state not in {State.OPEN, State.COMMITTING} or mine.vote is not None:
                 raise Fenced(fenced("vote", attempt, held))
-            handle = voted_for(mine.handle) if vote.vote else mine.handle
-            new.append(replace(vote, kind=mine.kind, attempt=mine.attempt, handle=handle))
+            before = None if vote.vote else mine.voted  # a yes takes the place of the vote before a restage
+            new.append(replace(mine, vote=vote.vote, manifest=vote.manifest, reason=vote.reason, voted=before))
         if new:
             tx.put_votes(attempt.key, [*beside, *new], epoch=attempt.epoch)
             there |= {p.name: p for p in new}
@@ -275,7 +274,7 @@ class Steps:
         attempt, manifest = promotion.attempt, promotion.manifest or promoted.manifest
         now = next(p for p in tx.participants(key) if p.name == promoted.name)
         if attempt is not None and (now.attempt, now.manifest.get("digest")) != (attempt, manifest["digest"]):
-            tx.put_participant(key, replace(promoted, attempt=attempt, manifest=manifest, vote=True))
+            tx.put_participant(key, replace(promoted, attempt=attempt, manifest=manifest, vote=True, voted=None))
             tx.note(key, "attempt found", f"{promoted.name}: attempt {attempt} is what the sink holds")
 
     def park(self, tx: Transaction, key: Key, failed: Failed) -> bool:

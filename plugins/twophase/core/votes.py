@@ -177,7 +177,7 @@ class Votes(Finish):
         for participant in self.transact(lambda tx: tx.participants(key)):
             if participant.stages and participant.name in self.sinks:
                 with alone(f"sink {participant.name!r}", problems):
-                    self.sinks[participant.name].discard(key, participant.handle)
+                    self.sinks[participant.name].discard(participant.output(revision))
         if problems:
             msg = f"checkpoint {key}: aborting, not discarded yet ({'; '.join(problems)}); recovery will finish it"
             raise SinkUnavailable(msg)

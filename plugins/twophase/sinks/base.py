@@ -33,9 +33,10 @@ A promotion ends in one of five outcomes (`Outcome`): PROMOTED, ALREADY_PROMOTED
 changed), FAILED (a person has to act; the marker was read again before saying so) or UNKNOWN (the reply was lost:
 `find` is called next). `promote` and `find` return these; they do not raise.
 
-The handle of `promote` has `commit_seq` and `receipt` beside what `place` named: what the record knows of the decision.
-A sink that stores the receipt before it shows any output can tell a restored record what it has forgotten
-(`twophase reconcile`).
+Each of them is given one value, the `Output` of an attempt: its key and number, the handle that `place` named, the
+name of the write, the manifest once it is staged, and of a decided revision `commit_seq` and `began`. `promote` also
+gets the `receipt`, which is what the record knows of the decision. A sink that stores it before it shows any output can
+tell a restored record what that has forgotten (`twophase reconcile`).
 
 A sink that keeps its marker as a high-water mark declares `ordered`: then its promotions follow each other by
 `commit_seq`, replacements included. A sink that cannot take back what it has shown says so in `objection`.
@@ -88,9 +89,7 @@ def two_owners(what: str, owner: str) -> str:
     return f"{what} belongs to pipeline {owner!r}, and two cannot share one; write to another table, or {way}"
 
 
-def until_gone(
-    key: Key, attempt: int, attempts: Callable[[], Iterable[Attempt]], remove: Callable[[Attempt], None]
-) -> None:
+def until_gone(output: Output, attempts: Callable[[], Iterable[Attempt]], remove: Callable[[Attempt], None]) -> None:
     """Remove what attempts before this one staged, until two looks in a row find nothing.
 
     Promoters of those attempts may still be moving folders, so a single look may miss one. Manifests stay: one of them
@@ -98,13 +97,14 @@ def until_gone(
     """
     missed = 0
     for _ in range(LOOKS):
-        found = [a for a in attempts() if a[:2] == key[1:] and a.attempt < attempt and not a.manifest]
+        mine = [a for a in attempts() if a[:2] == output.key[1:]]
+        found = [a for a in mine if a.attempt < output.attempt and not a.manifest]
         missed = 0 if found else missed + 1
         if missed == ENOUGH:
             return
         for left in found:
             remove(left)
-    msg = f"checkpoint {key}: what attempts before {attempt} staged is still being moved about; try again"
+    msg = f"checkpoint {output.key}: what attempts before {output.attempt} staged is still being moved about; try again"
     raise SinkUnavailable(msg)
 
 
@@ -189,26 +189,26 @@ class Sink(Declared):
         """Name a staging place private to this attempt, and what its promotion replaces; touches nothing."""
 
     @abstractmethod
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
         """Write the frame to the staging place, durably; return the manifest's summary. Runs in the Spark driver."""
 
-    def staging_path(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - for sinks that can
+    def staging_path(self, output: Output) -> str:  # noqa: ARG002 - for sinks that can
         """Return the path that a Spark job of the user's own writes to; `inspect` looks at it afterwards."""
         self._refuse("it is written by a transform, not by a job of one's own")
 
-    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ARG002 - for sinks that can
+    def inspect(self, output: Output) -> Json:  # noqa: ARG002 - for sinks that can
         """Make durable what the user's own job wrote; return the manifest's summary. Runs in the submitter."""
         self._refuse("it is written by a transform, not by a job of one's own")
 
     @abstractmethod
-    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+    def check(self, output: Output) -> None:
         """Raise ManifestMismatch unless storage holds all that the manifest says."""
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - for sinks that can
+    def staged(self, output: Output) -> RowSet:  # noqa: ARG002 - for sinks that can
         """Return what an attempt staged, for audits and comparisons."""
         self._refuse("it cannot be audited; leave it out with on=…")
 
-    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - for sinks that can
+    def changing(self, output: Output) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - for sinks that can
         """Return the rows that a staged output would change: as they are now, and as they would be after promotion.
 
         For sinks that go by keys, or that remove rows of other checkpoints. None: the output is compared with the
@@ -217,23 +217,24 @@ class Sink(Declared):
         return None
 
     @abstractmethod
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         """Say whether the output is promoted, staged or lost; change nothing."""
 
     @abstractmethod
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         """Make the staged output visible, atomically and once."""
 
     @abstractmethod
-    def discard(self, key: Key, handle: Json) -> None:
-        """Remove what the attempts of an aborted revision staged."""
+    def discard(self, output: Output) -> None:
+        """Remove what any attempt of an aborted revision staged; `output` is the newest of them."""
 
-    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:  # noqa: ARG002 - for sinks that go by it
-        """Remove what earlier attempts of a decided revision staged, so that nobody can promote it any more (R21).
+    def discard_earlier(self, output: Output, voted: Output) -> None:  # noqa: ARG002 - for sinks that go by it
+        """Remove what attempts before this one staged, so that nobody can promote it any more (R21).
 
-        A restage calls it once the new attempt is staged. `handle` is that of the attempt that was voted for last.
+        A restage of a decided revision calls it once the new attempt is staged. `voted` is the attempt that was voted
+        for last; the new one is staged where the sink is declared now.
         """
-        until_gone(key, attempt, self.attempts, self.remove)
+        until_gone(output, self.attempts, self.remove)
 
     @abstractmethod
     def attempts(self) -> Iterator[Attempt]:

@@ -66,6 +66,10 @@ class Plan:
         fixed = [known.get(file.path, file) for file in self.fixed(name).files]
         return replace(self, reads={**self.reads, name: {**self.reads[name], "files": fixed}})
 
+    def output(self, name: str) -> Output:
+        """Return what this attempt puts into one write."""
+        return Output(self.key, self.attempt, self.writes[name]["handle"], sink=name)
+
     def quarantines(self) -> dict[str, str]:
         """Return the writes that take a read's bad records: write → read."""
         return {name: write["quarantine"] for name, write in self.writes.items() if write.get("quarantine")}

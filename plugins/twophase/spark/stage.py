@@ -81,10 +81,7 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
         hit("stage.before")
         if int(spark.version.partition(".")[0]) < COALESCES:
             frames = _coalesced(frames)
-        return {
-            name: sink.stage(frames[name], plan.key, plan.attempt, name, plan.writes[name]["handle"])
-            for name, sink in sinks.items()
-        }
+        return {name: sink.stage(frames[name], plan.output(name)) for name, sink in sinks.items()}
 
 
 def _bad_records(plan: Plan, name: str, read: Sifted) -> DataFrame:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import twophase.local.committer_database  # noqa: F401 - a write-ahead sink may keep its memory there
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Output
 from twophase.sinks.base import Sink
 
 
@@ -75,7 +75,7 @@ def main() -> int:
     tracer = Tracer(_watched(sink), task["action"], task["place"])
     sys.settrace(tracer)
     try:
-        promoted = sink.promote(Key(*task["key"]), task["handle"], task["manifest"])
+        promoted = sink.promote(Output.of_json(task["output"]))
     except ConnectionError:
         return 1
     finally:

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ class SinkContract:
         """Readers see nothing before the promotion."""
         staged = stage()
 
-        assert (read(), staged.find(), staged.manifest["rows"]) == ([], Outcome.RETRY_LATER, 3)
+        assert (read(), staged.find(), staged.output.manifest["rows"]) == ([], Outcome.RETRY_LATER, 3)
 
     def test_a_promotion_shows_everything_once(self, stage: Stage, read: Read) -> None:
         """After it every row is there once, and the marker says so."""
@@ -248,7 +249,7 @@ class SinkContract:
         first, other = stage(), stage()
         second = stage.again(first)
         for _ in range(2):
-            again(stage.sink).discard_earlier(second.key, second.attempt, first.handle)
+            again(stage.sink).discard_earlier(second.output, first.output)
 
         assert (first.find(), first.promote()) == (Outcome.FAILED, Outcome.FAILED)
         assert read() == []
@@ -261,7 +262,7 @@ class SinkContract:
         second = stage.again(first)
         first.promote()
         if stage.sink.copies:
-            again(stage.sink).discard_earlier(second.key, second.attempt, first.handle)
+            again(stage.sink).discard_earlier(second.output, first.output)
 
         assert [second.find(), second.promote()] == [Outcome.ALREADY_PROMOTED] * 2
         assert _same(read(), first.rows)
@@ -302,7 +303,7 @@ class SinkContract:
         assert sink.newest(PIPELINE) == first.commit_seq
         second.promote()
 
-        kept = [first.handle["receipt"], second.handle["receipt"]]
+        kept = [first.output.receipt, second.output.receipt]
         assert sink.newest(PIPELINE) == second.commit_seq
         assert [dict(one) for one in sink.receipts(PIPELINE, first.commit_seq)] == kept
         assert [dict(one) for one in sink.receipts(PIPELINE, second.commit_seq)] == kept[1:]
@@ -325,8 +326,8 @@ class SinkContract:
         first, other = stage(), stage()
         first.promote()
         self._skip_unless_receipted(stage.sink)
-        number = {"commit_seq": first.commit_seq}
-        other.handle = {**other.handle, **number, "receipt": {**other.handle["receipt"], **number}}
+        receipt = {**other.output.receipt, "commit_seq": first.commit_seq}
+        other.output = replace(other.output, commit_seq=first.commit_seq, receipt=receipt)
 
         assert other.promote() is Outcome.FAILED
         assert _same(read(), first.rows)
@@ -343,11 +344,11 @@ class SinkContract:
         second = stage.attempt(first.key, 2)
         other = stage()
         for _ in range(2):
-            again(stage.sink).discard(second.key, second.handle)
+            again(stage.sink).discard(second.output)
 
         assert (first.find(), second.promote()) == (Outcome.FAILED, Outcome.FAILED)
         with pytest.raises(TwophaseError):
-            again(stage.sink).check(first.key, first.handle, first.manifest)
+            again(stage.sink).check(first.output)
         assert read() == []
         left = {(one.checkpoint_id, one.revision) for one in again(stage.sink).attempts()}
         assert (first.key.checkpoint_id, first.key.revision) not in left
@@ -360,11 +361,11 @@ class SinkContract:
         promoted.promote()
         if not stage.sink.objection(latest=True):
             replacement = stage(of=promoted, rows=2)
-            again(stage.sink).discard(replacement.key, replacement.handle)
+            again(stage.sink).discard(replacement.output)
         aborted = stage()
         following = stage.attempt(aborted.key._replace(revision=2), 1)
 
-        again(stage.sink).discard(aborted.key, aborted.handle)
+        again(stage.sink).discard(aborted.output)
 
         assert (_same(read(), promoted.rows), promoted.find()) == (True, Outcome.ALREADY_PROMOTED)
         assert following.promote() is Outcome.PROMOTED
@@ -386,7 +387,7 @@ class SinkContract:
         promoted = stage()
         promoted.promote()
         dead = [stage() for _ in range(3)]
-        mine = {(one.key.checkpoint_id, one.key.revision, one.attempt) for one in dead}
+        mine = {(one.key.checkpoint_id, one.key.revision, one.output.attempt) for one in dead}
         found = list(again(stage.sink).attempts())
 
         def sweep(sink: Sink) -> None:
@@ -403,7 +404,7 @@ class SinkContract:
 
     def _sweep(self, staged: Staged) -> None:
         """Remove what an attempt left, as the sweeper does."""
-        mine = (staged.key.checkpoint_id, staged.key.revision, staged.attempt)
+        mine = (staged.key.checkpoint_id, staged.key.revision, staged.output.attempt)
         sink = again(staged.sink)
         for left in list(sink.attempts()):
             if left[:3] == mine:
@@ -437,9 +438,9 @@ def _is_voted_for(first: Staged, second: Staged) -> bool:
     """Do what a restage does before its vote; return True if it gets to the vote."""
     sink = again(second.sink)
     try:
-        sink.check(second.key, second.handle, second.manifest)
+        sink.check(second.output)
         if sink.copies:
-            sink.discard_earlier(second.key, second.attempt, first.handle)
+            sink.discard_earlier(second.output, first.output)
     except Exception:  # noqa: BLE001 - a sink may be anybody's: it cannot now, and nothing is voted for
         return False
     return second.find() is Outcome.RETRY_LATER

@@ -8,10 +8,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.checkpoint import Key, Output
 from twophase.core.ports import Outcome
 from twophase.sinks.base import Sink
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PIPELINE = "contract"
 _SCHEMA = "id bigint, word string"
+_BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long, in seconds, a promotion may take.
 PATIENCE = 120.0
 _POLL = 0.1
@@ -35,26 +37,23 @@ class Staged:
     """One staged output, and all that the record would keep of it."""
 
     sink: Sink
-    key: Key
-    attempt: int
-    handle: dict[str, Any]
-    manifest: Json
+    #: As the record has it after the decision.
+    output: Output
     rows: Rows
+
+    @property
+    def key(self) -> Key:
+        """Return its revision."""
+        return self.output.key
 
     @property
     def commit_seq(self) -> int:
         """Return the number of its decision."""
-        number: int = self.handle["commit_seq"]
-        return number
-
-    @property
-    def output(self) -> Output:
-        """Return it as the record has it after the decision."""
-        return Output(self.key, self.attempt, self.handle, self.manifest)
+        return self.output.commit_seq or 0
 
     def promote(self) -> Outcome:
         """Promote it with a newly built sink, which has nothing in memory."""
-        return again(self.sink).promote(self.key, self.handle, self.manifest).outcome
+        return again(self.sink).promote(self.output).outcome
 
     def finish(self) -> Outcome:
         """Promote it as recovery does, trying again: a process that died may still hold a lock for a moment."""
@@ -65,7 +64,7 @@ class Staged:
 
     def find(self) -> Outcome:
         """Ask a newly built sink where it stands."""
-        return again(self.sink).find(self.key, self.handle, self.manifest).outcome
+        return again(self.sink).find(self.output).outcome
 
 
 def again(sink: Sink) -> Sink:
@@ -99,7 +98,7 @@ class Stage:
 
     def again(self, first: Staged, rows: int = 2) -> Staged:
         """Stage a decided output again, as a restage does: the next attempt of the same decision."""
-        return self.attempt(first.key, first.attempt + 1, rows, earlier=first)
+        return self.attempt(first.key, first.output.attempt + 1, rows, earlier=first)
 
     def attempt(
         self, key: Key, attempt: int, rows: int = 3, of: Staged | None = None, *, earlier: Staged | None = None
@@ -108,22 +107,19 @@ class Stage:
         made = [{"id": key.checkpoint_id * 100 + number, "word": f"r{key.revision}"} for number in range(rows)]
         older = of.output if of else None
         place = self.sink.place(key, attempt, secrets.token_hex(4), slot=self.slot(key), older=older)
-        if earlier is not None:
-            place = {**place, "earlier": [earlier.manifest.get("digest")]}
-        manifest = self.sink.stage(self.frame(made), key, attempt, "contract", place)
+        before = (str(earlier.output.manifest.get("digest")),) if earlier else ()
+        output = Output(key, attempt, place, began=_BEGAN, sink="contract", earlier=before)
+        output = replace(output, manifest=self.sink.stage(self.frame(made), output))
+        again(self.sink).check(output)
         self.decided += earlier is None
         number = earlier.commit_seq if earlier else self.decided
         receipt = {**key._asdict(), "commit_seq": number, "epoch": attempt}
-        handle = {**place, "commit_seq": number, "receipt": receipt, "timestamp": "2026-01-01T00:00:00+00:00"}
-        staged = Staged(self.sink, key, attempt, json.loads(json.dumps(handle)), _plain(manifest), made)
-        again(self.sink).check(key, place, manifest)
-        return staged
+        return Staged(self.sink, _plain(replace(output, commit_seq=number, receipt=receipt)), made)
 
 
-def _plain(manifest: Json) -> Json:
-    """Return a manifest as it comes back from the record."""
-    found: Json = json.loads(json.dumps(manifest))
-    return found
+def _plain(output: Output) -> Output:
+    """Return an output as it comes back from the record."""
+    return Output.of_json(json.loads(json.dumps(output.to_json())))
 
 
 def session() -> SparkSession:

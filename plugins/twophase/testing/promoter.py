@@ -22,9 +22,7 @@ class Promoting:
         """Start it."""
         task = {
             "sink": staged.sink.declaration(),
-            "key": list(staged.key),
-            "handle": staged.handle,
-            "manifest": staged.manifest,
+            "output": staged.output.to_json(),
             "action": action,
             "place": place,
         }

@@ -121,7 +121,7 @@ def test_the_list_of_pipelines_says_what_was_last_and_what_is_pending(record: Po
 def held(record: PostgresRecord, pipeline: str, as_of: datetime | int | None = None) -> list[tuple[int, int, int]]:
     """Return what the sink held: checkpoint, revision, commit_seq."""
     found = queries.promoted(record.engine, pipeline, "lake", as_of)
-    return [(*p.output.key[1:], p.commit_seq) for p in found]
+    return [(*p.output.key[1:], p.output.commit_seq or 0) for p in found]
 
 
 def test_as_of_gives_what_was_committed_then_replaced_revisions_included(record: PostgresRecord, pipeline: str) -> None:
@@ -158,7 +158,7 @@ def test_what_was_promoted_carries_the_attempt_and_its_manifest(record: Postgres
 
     found = list(queries.promoted(record.engine, pipeline, "lake"))
 
-    assert found == [queries.Promoted(Output(key, 1, {}, MANIFEST), 1, None)]
+    assert found == [queries.Promoted(Output(key, 1, {}, MANIFEST, commit_seq=1, sink="lake"), None)]
     assert held(record, pipeline) == [(1, 1, 1)]
 
 

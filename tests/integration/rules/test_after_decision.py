@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.pipelines.rules_bench import ME, Bench, words
-from twophase.core.checkpoint import Json, Key
+from twophase.committer import revisions
+from twophase.core.checkpoint import Output
 from twophase.core.errors import IllegalTransition, Parked
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Promotion
@@ -68,7 +69,7 @@ def test_r9_the_marker_is_read_again_before_parking(bench: Bench) -> None:
     """Somebody promoted it and died before saying so: its staged output is gone because it is in the table."""
     revision = bench.committing()
     for name, participant in bench.participants(revision.key).items():
-        bench.pipeline.writes[name].promote(revision.key, participant.handle, participant.manifest)
+        bench.pipeline.writes[name].promote(participant.output(revision))
 
     bench.coordinator.recover(decided_only=True)
 
@@ -136,7 +137,7 @@ def test_r10_the_record_adopts_the_attempt_that_the_sink_holds(bench: Bench) -> 
     lost = bench.lose(revision.key, "lake")
     bench.stage(bench.coordinator.restage(revision.key, "lost"))
     lost.rename(lost.parent / "words.twophase/staging" / first.handle["name"])
-    bench.lake.promote(revision.key, first.handle, first.manifest)
+    bench.lake.promote(first.output(revision))
 
     done = bench.coordinator.finish(revision.key)
 
@@ -147,6 +148,23 @@ def test_r10_the_record_adopts_the_attempt_that_the_sink_holds(bench: Bench) -> 
     assert [difference for difference in verify(bench.record, bench.pipeline) if difference] == []
 
 
+def test_r10_after_two_restages_the_attempt_that_the_sink_holds_counts(bench: Bench) -> None:
+    """Though the second restage began from the vote of the first one: a sweep goes by what the record names."""
+    revision = bench.committing()
+    first = bench.participants(revision.key)["lake"]
+    lost = bench.lose(revision.key, "lake")
+    bench.stage(bench.coordinator.restage(revision.key, "lost"))
+    bench.lose(revision.key, "lake")
+    third = bench.coordinator.restage(revision.key, "lost again")
+    lost.rename(lost.parent / "words.twophase/staging" / first.handle["name"])
+    bench.lake.promote(first.output(revision))
+
+    bench.stage(third)
+
+    assert words() == [(1, "r1a1")]
+    assert revisions.voted(bench.record.engine, bench.name, "lake", [1]) == {revision.key: 1}
+
+
 def test_r10_a_promoter_that_was_overtaken_by_a_restage_says_what_it_promoted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,12 +172,12 @@ def test_r10_a_promoter_that_was_overtaken_by_a_restage_says_what_it_promoted(
     revision = bench.committing()
     promote = bench.lake.promote
 
-    def overtaken(key: Key, handle: Json, manifest: Json) -> Promotion:
-        staged = bench.staged(key, "lake")
-        lost = bench.lose(key, "lake")
-        bench.process().restage(key, "lost")
+    def overtaken(output: Output) -> Promotion:
+        staged = bench.staged(output.key, "lake")
+        lost = bench.lose(output.key, "lake")
+        bench.process().restage(output.key, "lost")
         lost.rename(staged)
-        return promote(key, handle, manifest)
+        return promote(output)
 
     monkeypatch.setattr(bench.lake, "promote", overtaken)
 

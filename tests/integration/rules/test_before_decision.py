@@ -6,7 +6,7 @@ import pytest
 
 from support.pipelines.rules_bench import Bench, words
 from twophase.core import failpoints
-from twophase.core.checkpoint import Input, Json, Key
+from twophase.core.checkpoint import Input, Output
 from twophase.core.errors import Fenced, IllegalTransition, SinkUnavailable
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Outcome
@@ -105,7 +105,7 @@ def test_r5_staged_output_that_cannot_be_removed_does_not_stand_in_the_way(
 ) -> None:
     revision = bench.precommitted()
 
-    def refuse(key: Key, handle: Json) -> None:
+    def refuse(output: Output) -> None:
         raise PermissionError
 
     monkeypatch.setattr(bench.lake, "discard", refuse)
@@ -134,7 +134,7 @@ def test_r6_the_marker_of_an_older_revision_is_not_this_ones(bench: Bench) -> No
     bench.coordinator.decide_commit(replacement)
     mine = bench.participants(replacement.key)["lake"]
 
-    found = bench.lake.find(replacement.key, mine.handle, mine.manifest)
+    found = bench.lake.find(mine.output(replacement))
 
     assert found.outcome is not Outcome.ALREADY_PROMOTED
 

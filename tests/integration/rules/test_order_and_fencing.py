@@ -11,7 +11,7 @@ import pytest
 from support.pipelines.factories import stage_rows
 from support.pipelines.rules_bench import ME, Bench, words
 from twophase.core import failpoints
-from twophase.core.checkpoint import InputFile, Key, Revision, Run
+from twophase.core.checkpoint import InputFile, Key, Output, Revision, Run
 from twophase.core.errors import Busy, Fenced, ManifestMismatch, PromotionPending, TooManyPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.states import State
@@ -350,11 +350,11 @@ class Frame:
 def test_r17_the_name_of_a_file_carries_revision_and_attempt(bench: Bench) -> None:
     """A reader across a replacement fails loudly instead of mixing two."""
     key = bench.key(1, 2)
-    handle = bench.lake.place(key, 3, "0" * 8)
+    output = Output(key, 3, bench.lake.place(key, 3, "0" * 8), sink="lake")
 
-    bench.lake.stage(Frame(), key, 3, "lake", handle)
+    bench.lake.stage(Frame(), output)
 
-    staged = Path(f"{bench.lake.location()}.twophase/staging/{handle['name']}")
+    staged = Path(f"{bench.lake.location()}.twophase/staging/{output.handle['name']}")
     assert [path.name for path in staged.glob("*.parquet")] == ["part-r2-a3-00000.parquet"]
 
 

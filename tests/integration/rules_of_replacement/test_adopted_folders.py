@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ class Slotted:
         shutil.rmtree(folder.parent / "unused.twophase")
 
     def staged(self, key: Key, older: Output | None = None) -> Output:
-        handle = self.sink.place(key, 1, "7c1e", slot=DAY, older=older)
-        stage_rows(self.sink, handle, "part", [{"id": 1, "word": f"r{key.revision}", "frequency": 1}], 1)
-        return Output(key, 1, handle, self.sink.seal(key, 1, "lake", handle, SCHEMA))
+        output = Output(key, 1, self.sink.place(key, 1, "7c1e", slot=DAY, older=older), sink="lake")
+        stage_rows(self.sink, output.handle, "part", [{"id": 1, "word": f"r{key.revision}", "frequency": 1}], 1)
+        return replace(output, manifest=self.sink.seal(output, SCHEMA))
 
     def promote(self, output: Output) -> Promotion:
-        return self.sink.promote(output.key, output.handle, output.manifest)
+        return self.sink.promote(output)
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_r1_an_adopter_that_wakes_leaves_the_marker_that_another_one_recorded(
     (recorded,) = adopted
     assert recorded.manifest["files"] == 2
     first = slotted.staged(Key("days", 1, 1), recorded)
-    slotted.sink.check(first.key, first.handle, first.manifest)
+    slotted.sink.check(first)
     assert slotted.promote(first).outcome is Outcome.PROMOTED
     assert slotted.sink.where(recorded) is not None
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,12 @@ class Table:
         older = None
         for revision in (1, 2, 3):
             key = Key("words", 1, revision)
-            handle = self.sink.place(key, 1, "7c1e", older=older)
+            output = Output(key, 1, self.sink.place(key, 1, "7c1e", older=older), sink="lake")
             rows = [{"id": number, "word": f"r{revision}", "frequency": 1} for number in range(2)]
-            stage_rows(self.sink, handle, f"part-r{revision}-a1", rows, 2)
-            older = self.outputs[revision] = Output(key, 1, handle, self.sink.seal(key, 1, "lake", handle, SCHEMA))
+            stage_rows(self.sink, output.handle, f"part-r{revision}-a1", rows, 2)
+            older = self.outputs[revision] = replace(output, manifest=self.sink.seal(output, SCHEMA))
             if revision == 1:
-                self.sink.promote(key, handle, older.manifest)
+                self.sink.promote(older)
         self.cases = 0
 
     def case(self) -> Case:
@@ -121,20 +122,18 @@ class Case:
         self.side = table.with_name("t.twophase")
         self.sink = Files(str(table))
         self.outputs = {
-            revision: output._replace(handle={**output.handle, "table": str(table)})
+            revision: replace(output, handle={**output.handle, "table": str(table)})
             for revision, output in outputs.items()
         }
 
     def promoter(self, revision: int = 2) -> Actor:
-        key, _, handle, manifest = self.outputs[revision]
-        return Actor(lambda: self.sink.promote(key, handle, manifest))
+        return Actor(lambda: self.sink.promote(self.outputs[revision]))
 
     def finder(self, revision: int = 1) -> Actor:
         return Actor(lambda: self.sink.where(self.outputs[revision]))
 
     def promote(self, revision: int = 2) -> Promotion:
-        key, _, handle, manifest = self.outputs[revision]
-        return self.sink.promote(key, handle, manifest)
+        return self.sink.promote(self.outputs[revision])
 
     def shown(self) -> int:
         """Return the revision that readers see; it is whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def test_r6_the_marker_of_what_is_replaced_is_not_this_ones(bench: Bench) -> Non
     replacement = bench.replacing()
     mine = bench.participants(replacement.key)["lake"]
 
-    found = bench.lake.find(replacement.key, mine.handle, mine.manifest)
+    found = bench.lake.find(mine.output(replacement))
 
     assert found.outcome is Outcome.RETRY_LATER
     assert "staged at" in (found.reason or "")
@@ -226,19 +227,19 @@ def test_r6_the_marker_of_another_slot_in_the_same_folder_does_not_count(
 
     def staged(key: Key, hour: int, older: Output | None = None) -> Output:
         slot = f"2026-11-15T{hour:02d}:00:00+00:00/2026-11-15T{hour + 1:02d}:00:00+00:00"
-        handle = sink.place(key, 1, "7c1e", slot=slot, older=older)
-        stage_rows(sink, handle, "part", [{"id": hour, "word": "w", "frequency": 1}], 1)
-        manifest = sink.seal(key, 1, "lake", handle, SCHEMA)
-        sink.check(key, handle, manifest)
-        return Output(key, 1, handle, manifest)
+        output = Output(key, 1, sink.place(key, 1, "7c1e", slot=slot, older=older), sink="lake")
+        stage_rows(sink, output.handle, "part", [{"id": hour, "word": "w", "frequency": 1}], 1)
+        output = replace(output, manifest=sink.seal(output, SCHEMA))
+        sink.check(output)
+        return output
 
     voted = staged(Key("hours", 2, 1), 1)
     other = staged(Key("hours", 1, 1), 0)
-    sink.promote(other.key, other.handle, other.manifest)
+    sink.promote(other)
     newer = staged(Key("hours", 1, 2), 0, other)
-    sink.promote(newer.key, newer.handle, newer.manifest)
+    sink.promote(newer)
 
-    promoted = sink.promote(voted.key, voted.handle, voted.manifest)
+    promoted = sink.promote(voted)
 
     assert [row["id"] for row in visible("lake/hours")] == [0]
     assert promoted.outcome is Outcome.FAILED

@@ -52,7 +52,7 @@ def test_r1_what_came_out_is_put_away_whichever_attempt_brought_it_out(bench: Be
     lost.rename(Path(f"{first.handle['table']}.twophase/staging/{first.handle['name']}"))
     failpoints.configure("promote.visible=raise")
     with pytest.raises(FailpointError):
-        Files.promote(bench.lake, replacement.key, first.handle, first.manifest)
+        Files.promote(bench.lake, first.output(replacement))
     failpoints.configure("")
     between = bench.beside("taken", "superseded")
 
@@ -112,7 +112,7 @@ def test_r2_whoever_reads_the_marker_of_a_replacement_back_makes_both_parents_du
     mine = bench.participants(replacement.key)["lake"]
     found, promoted = durable(monkeypatch), []
 
-    promoted.append(bench.lake.find(replacement.key, mine.handle, mine.manifest).outcome)
+    promoted.append(bench.lake.find(mine.output(replacement)).outcome)
     by_finding = set(found)
     found.clear()
     promoted.append(bench.promote(replacement.key).outcome)

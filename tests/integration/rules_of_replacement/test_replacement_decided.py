@@ -98,7 +98,7 @@ def test_r10_the_record_adopts_the_attempt_of_a_replacement_that_the_sink_holds(
     lost = bench.lose(replacement.key)
     bench.stage(bench.coordinator.restage(replacement.key, "lost"))
     lost.rename(Path(f"{first.handle['table']}.twophase/staging/{first.handle['name']}"))
-    Files.promote(bench.lake, replacement.key, first.handle, first.manifest)
+    Files.promote(bench.lake, first.output(replacement))
 
     done = bench.coordinator.finish(replacement.key)
 
@@ -119,7 +119,7 @@ def test_r10_an_attempt_that_turns_up_while_it_is_restaged_lets_the_revision_end
     lost = bench.lose(replacement.key)
     restaged = bench.coordinator.restage(replacement.key, "lost")
     lost.rename(Path(f"{first.handle['table']}.twophase/staging/{first.handle['name']}"))
-    Files.promote(bench.lake, replacement.key, first.handle, first.manifest)
+    Files.promote(bench.lake, first.output(replacement))
 
     bench.stage(restaged)
 

@@ -196,7 +196,7 @@ def test_r17_names_that_lack_revision_and_attempt_get_them_before_the_vote(bench
     rows = [{"id": 1, "word": "r2a1", "frequency": 1}]
     stage_rows(bench.lake, mine.handle, "part", rows, 2)
 
-    bench.lake.seal(revision.key, 1, "lake", mine.handle, SCHEMA)
+    bench.lake.seal(mine.output(revision), SCHEMA)
 
     names = sorted(path.name for path in bench.staged(revision.key).glob("*.parquet"))
     assert names == ["part-r2-a1-00000.parquet", "part-r2-a1-00001.parquet"]

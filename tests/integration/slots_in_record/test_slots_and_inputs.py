@@ -86,15 +86,15 @@ class Nowhere:
     def adopt(self, key: Key, slot: str) -> Output | None:
         return None
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         return Promotion(Outcome.ALREADY_PROMOTED)
 
     promote = find
 
-    def discard(self, key: Key, handle: Json) -> None:
+    def discard(self, output: Output) -> None:
         """Keep nothing."""
 
-    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+    def discard_earlier(self, output: Output, voted: Output) -> None:
         """Keep nothing."""
 
 

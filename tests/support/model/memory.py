@@ -820,8 +820,9 @@ class MemorySink:
         self.folders.setdefault(self.staged(handle), Folder()).files[name] = tuple(rows)
         self.version += 1
 
-    def seal(self, key: Key, attempt: int, handle: Json) -> Json:
+    def seal(self, output: Output) -> Json:
         """Describe what was staged, then put the marker in."""
+        key, attempt, handle = output.key, output.attempt, output.handle
         self._step("manifest")
         folder = self.folders.setdefault(self.staged(handle), Folder())
         digest = f"{key.checkpoint_id}.{key.revision}.{attempt}.{handle['token']}"
@@ -832,9 +833,9 @@ class MemorySink:
         self.version += 1
         return {"digest": digest, "rows": len(folder.rows()), "bytes": 0, "attempt": attempt}
 
-    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+    def check(self, output: Output) -> None:
         """Compare the staged folder with its manifest before the vote, and see that it may take its place."""
-        promoter = MemoryPromoter(self, key, handle, manifest)
+        key, promoter = output.key, MemoryPromoter(self, output)
         self._step("check")
         if promoter.is_refused():
             msg = f"checkpoint {key}: the table holds something else than {promoter.replaces}"
@@ -843,20 +844,20 @@ class MemorySink:
         if folder is None or folder.marker != promoter.marker:
             msg = f"checkpoint {key}: staged folder {promoter.staged} has no marker; stage it again"
             raise ManifestMismatch(msg)
-        if self.manifests[manifest["digest"]].items() - folder.files.items():
+        if self.manifests[output.manifest["digest"]].items() - folder.files.items():
             msg = f"checkpoint {key}: staged folder {promoter.staged} was altered"
             raise ManifestMismatch(msg)
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        return MemoryPromoter(self, key, handle, manifest).find()
+    def find(self, output: Output) -> Promotion:
+        return MemoryPromoter(self, output).find()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         if self.down:
             return Promotion(Outcome.RETRY_LATER, "the sink is down")
-        promoter = MemoryPromoter(self, key, handle, manifest)
-        if (key, promoter.marker.attempt) in self.refused:
+        promoter = MemoryPromoter(self, output)
+        if (output.key, output.attempt) in self.refused:
             return promoter._promoted() or Promotion(Outcome.FAILED, "the target refuses it", Hindrance.REFUSED)
         return promoter.promote()
 
@@ -866,18 +867,20 @@ class MemorySink:
             self.loses_reply = None
         return lost
 
-    def discard(self, key: Key, handle: Json) -> None:
+    def discard(self, output: Output) -> None:
         for left in self.attempts():
-            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+            if left[:2] == output.key[1:]:
                 self.remove(left)
 
     def prepare(self, slot: str | None = None) -> None:
         """Need nothing."""
 
-    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+    def discard_earlier(self, output: Output, voted: Output) -> None:
         """Remove what earlier attempts staged, wherever it is, until nothing of it is left."""
         while earlier := [
-            left for left in self.attempts() if left[:2] == key[1:] and left.attempt < attempt and not _is_dead(left)
+            left
+            for left in self.attempts()
+            if left[:2] == output.key[1:] and left.attempt < output.attempt and not _is_dead(left)
         ]:
             for left in earlier:
                 self.remove(left)
@@ -945,15 +948,16 @@ class MemoryPromoter:
     every state that a promoter may find, with and without exchanges: what is said, done and left.
     """
 
-    def __init__(self, sink: MemorySink, key: Key, handle: Json, manifest: Json) -> None:
+    def __init__(self, sink: MemorySink, output: Output) -> None:
+        key, handle = output.key, output.handle
         self.sink = sink
         self.key = key
         self.prefix: str = handle["prefix"]
         self.staged = sink.staged(handle)
         self.visible = f"visible/{key.checkpoint_id}"
-        self.marker = Marker(key.revision, int(self.prefix.rpartition(".a")[2]), manifest["digest"])
+        self.marker = Marker(key.revision, output.attempt, output.manifest["digest"])
         self.replaces = Marker(*handle["replaces"]) if "replaces" in handle else None
-        self.earlier: Sequence[str] = handle.get("earlier", ())
+        self.earlier = output.earlier
 
     def _is_replaced(self, path: str) -> bool:
         return self.replaces is not None and self.sink._has(path, self.replaces, "replaced?")

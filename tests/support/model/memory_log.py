@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.model.memory import Folder, Left, Marker, MemorySink, Row, Superseded
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 
@@ -39,15 +39,15 @@ class MemoryLog(MemorySink):
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         self._step("look")
-        return self._promoted(key, handle, manifest) or self._staged_or_lost(handle, manifest)
+        return self._promoted(output) or self._staged_or_lost(output)
 
-    def _promoted(self, key: Key, handle: Json, manifest: Json) -> Promotion | None:
-        if self.mark < handle["commit_seq"]:
+    def _promoted(self, output: Output) -> Promotion | None:
+        if self.mark < (output.commit_seq or 0):
             return None
-        known = {manifest["digest"], *handle.get("earlier", ())}
-        _, marker = self.table.get(key.checkpoint_id, ("", None))
+        known = {output.manifest["digest"], *output.earlier}
+        _, marker = self.table.get(output.key.checkpoint_id, ("", None))
         if marker is not None and marker.digest in known:
             rows = sum(map(len, self.manifests[marker.digest].values()))
             summary = {"digest": marker.digest, "rows": rows, "bytes": 0, "attempt": marker.attempt}
@@ -56,34 +56,34 @@ class MemoryLog(MemorySink):
             return Promotion(Outcome.ALREADY_PROMOTED)  # it was replaced since
         return Promotion(Outcome.FAILED, f"the mark is at {self.mark}", Hindrance.FOREIGN)
 
-    def _staged_or_lost(self, handle: Json, manifest: Json) -> Promotion:
+    def _staged_or_lost(self, output: Output) -> Promotion:
         self._step("look")
-        folder = self.folders.get(self.staged(handle))
-        if folder is None or self.manifests[manifest["digest"]].items() - folder.files.items():
+        folder = self.folders.get(self.staged(output.handle))
+        if folder is None or self.manifests[output.manifest["digest"]].items() - folder.files.items():
             return Promotion(Outcome.FAILED, "staged output is gone", Hindrance.LOST)
         return Promotion(Outcome.RETRY_LATER, "staged")
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:  # noqa: PLR0911 - one return per outcome
+    def promote(self, output: Output) -> Promotion:  # noqa: PLR0911 - one return per outcome
         if self.down:
             return Promotion(Outcome.RETRY_LATER, "the sink is down")
-        marker = Marker(key.revision, int(handle["prefix"].rpartition(".a")[2]), manifest["digest"])
+        marker = Marker(output.key.revision, output.attempt, output.manifest["digest"])
         for _ in range(self.TRIES):
             self._step("look")
             entries = self.entries
-            if promoted := self._promoted(key, handle, manifest):
+            if promoted := self._promoted(output):
                 return promoted
-            if (key, marker.attempt) in self.refused:
+            if (output.key, output.attempt) in self.refused:
                 return Promotion(Outcome.FAILED, "the target refuses it", Hindrance.REFUSED)
-            if (staged := self._staged_or_lost(handle, manifest)).outcome is Outcome.FAILED:
-                return self._promoted(key, handle, manifest) or staged
+            if (staged := self._staged_or_lost(output)).outcome is Outcome.FAILED:
+                return self._promoted(output) or staged
             if self.lost_reply("before"):
                 return Promotion(Outcome.UNKNOWN)
             self._step("append")
             if self.entries != entries:
                 continue  # another writer was faster
-            self.table[key.checkpoint_id] = (self.staged(handle), marker)
+            self.table[output.key.checkpoint_id] = (self.staged(output.handle), marker)
             self.notes.add(marker.digest)
-            self.mark, self.entries = handle["commit_seq"], entries + 1
+            self.mark, self.entries = output.commit_seq or 0, entries + 1
             self.version += 1
             self._step("visible")
             if self.lost_reply("after"):

@@ -431,7 +431,7 @@ MUTATIONS = (
                     "current = self.transact(",
                     (
                         "for p in self.transact(lambda tx: tx.participants(revision.key)):\n"
-                        "        self.sinks[p.name].discard(revision.key, p.handle)\n"
+                        "        self.sinks[p.name].discard(p.output(revision))\n"
                         "    current = self.transact("
                     ),
                 ),

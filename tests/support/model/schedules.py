@@ -19,7 +19,7 @@ from support.model.memory import MemoryRecord, MemorySink, MemorySource
 from support.model.memory_log import MemoryLog
 from support.model.promises import PIPELINE, Seen, Violation, check_promises, visible_rows
 from twophase.core import begin, coordinator, dead_output, finish, restage, steps, votes
-from twophase.core.checkpoint import Json, Key, Participant, Revision, Run
+from twophase.core.checkpoint import Key, Output, Participant, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import ConfigError, Fenced, IllegalTransition, ManifestMismatch, TwophaseError
 from twophase.core.hindrances import Hindrance
@@ -277,33 +277,33 @@ class World:
             if participant.attempt != attempt.epoch:
                 msg = f"checkpoint {attempt.key}: attempt {participant.attempt} owns it; nothing was staged"
                 raise Fenced(msg)
-            manifest = self._write(attempt, participant.name, participant.handle)
+            output = self._write(participant.output(attempt))
             if fails:
                 coordinator.vote(attempt, participant.name, yes=False, reason="an audit said no")
                 coordinator.abort(attempt, "an audit said no")
                 msg = f"checkpoint {attempt.key}: an audit said no"
                 raise ManifestMismatch(msg)
-            self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
-            votes.append(replace(participant, vote=True, manifest=manifest))
+            self.sinks[participant.name].check(output)
+            votes.append(replace(participant, vote=True, manifest=output.manifest))
         return attempt, votes
 
     def _still_staged(self, coordinator: Coordinator, revision: Revision) -> bool:
         try:
             for participant in coordinator.transact(lambda tx: tx.participants(revision.key)):
-                self.sinks[participant.name].check(revision.key, participant.handle, participant.manifest)
+                self.sinks[participant.name].check(participant.output(revision))
         except ManifestMismatch:
             return False
         return True
 
-    def _write(self, attempt: Revision, name: str, handle: Json) -> Json:
+    def _write(self, output: Output) -> Output:
         """Do what Spark does: read the fixed input, write it in two files, seal them."""
         with self.record.transaction() as tx:
-            inputs = tx.inputs(attempt.key)
+            inputs = tx.inputs(output.key)
         rows = MemorySource.read(inputs["events"])
-        sink = self.sinks[name]
+        sink = self.sinks[output.sink]
         for part in range(2):
-            sink.write(handle, f"part-{part}", rows[part::2])
-        return sink.seal(attempt.key, attempt.epoch, handle)
+            sink.write(output.handle, f"part-{part}", rows[part::2])
+        return replace(output, manifest=sink.seal(output))
 
     def _restage(self) -> None:
         """Stage again what a decided revision has lost, and what its target refuses, as a person asks for."""
@@ -320,9 +320,9 @@ class World:
                 participants = tx.participants(found.key)
             for participant in participants:
                 if participant.attempt == attempt.epoch:
-                    manifest = self._write(attempt, participant.name, participant.handle)
-                    self.sinks[participant.name].check(attempt.key, participant.handle, manifest)
-                    coordinator.vote(attempt, participant.name, yes=True, manifest=manifest)
+                    output = self._write(participant.output(attempt))
+                    self.sinks[participant.name].check(output)
+                    coordinator.vote(attempt, participant.name, yes=True, manifest=output.manifest)
             coordinator.finish(found.key)
 
     def _sweep(self) -> None:

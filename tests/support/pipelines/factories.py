@@ -91,7 +91,7 @@ class PreStaged:
         self.change = change
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
-        from support.sinks.staged_rows import Attempted, Rows, prestage
+        from support.sinks.staged_rows import Rows, prestage
 
         hit("submit.before")
         plan.write(folder / "plan.json")
@@ -105,9 +105,8 @@ class PreStaged:
             aside = write.get("quarantine") is not None
             schema = BAD_SCHEMA if aside else self.schema
             hit("stage.before")
-            to = Attempted(plan.key, plan.attempt, name, write["handle"])
             found = Rows(bad if aside else rows, self.files, schema)
-            staged[name] = prestage(Sink.load(dict(write["sink"])), to, found)
+            staged[name] = prestage(Sink.load(dict(write["sink"])), plan.output(name), found)
         hit("stage.after")
         return staged
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,10 @@ class Flaky(Files):
         super().__init__(path, **kwargs)
         self.down: set[tuple[int, int]] = set()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        if (key.checkpoint_id, key.revision) in self.down:
+    def promote(self, output: Output) -> Promotion:
+        if output.key[1:] in self.down:
             return Promotion(Outcome.RETRY_LATER, "the disk is away")
-        return super().promote(key, handle, manifest)
+        return super().promote(output)
 
 
 class Bench:
@@ -80,7 +81,7 @@ class Bench:
     def vote(self, revision: Revision, participant: Participant) -> None:
         """Stage one output, check it, and vote yes for it."""
         manifest = self.write(revision, participant)
-        self.sink(participant.name).check(revision.key, participant.handle, manifest)
+        self.sink(participant.name).check(replace(participant, manifest=manifest).output(revision))
         self.coordinator.vote(revision, participant.name, yes=True, manifest=manifest)
 
     def write(self, revision: Revision, participant: Participant) -> Json:
@@ -90,7 +91,7 @@ class Bench:
         sink = self.sink(participant.name)
         prefix = f"part-r{revision.revision}-a{participant.attempt}"
         stage_rows(sink, participant.handle, prefix, rows, 1)
-        return sink.seal(revision.key, participant.attempt, participant.name, participant.handle, SCHEMA)
+        return sink.seal(participant.output(revision), SCHEMA)
 
     def sink(self, name: str) -> Flaky:
         return {"lake": self.lake, "copy": self.copy}[name]
@@ -136,13 +137,11 @@ class Bench:
             return {participant.name: participant for participant in tx.participants(key)}
 
     def output(self, key: Key, name: str = "lake") -> Output:
-        found = self.participants(key)[name]
-        return Output(key, found.attempt, found.handle, found.manifest)
+        return self.participants(key)[name].output(self.read(key))
 
     def promote(self, key: Key, name: str = "lake") -> Promotion:
         """Promote one sink as another process would, without a word to the record."""
-        found = self.participants(key)[name]
-        return Files.promote(self.sink(name), key, found.handle, found.manifest)
+        return Files.promote(self.sink(name), self.output(key, name))
 
     def events(self, key: Key) -> list[str]:
         with self.record.engine.connect() as connection:

@@ -13,7 +13,7 @@ from support.pipelines.factories import SCHEMA, land_words, stage_rows, visible,
 from twophase import Pipeline
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Participant, Position, Revision, Run
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Position, Revision, Run
 from twophase.core.coordinator import Coordinator
 from twophase.core.ports import Outcome, Progress, Promotion
 from twophase.sinks.files.sink import Files
@@ -30,17 +30,17 @@ class Flaky(Files):
         self.down: set[int] = set()
         self.silent: set[int] = set()
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        if key.checkpoint_id in self.silent:
+    def find(self, output: Output) -> Promotion:
+        if output.key.checkpoint_id in self.silent:
             return Promotion(Outcome.UNKNOWN)
-        return super().find(key, handle, manifest)
+        return super().find(output)
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
-        if key.checkpoint_id in self.down:
+    def promote(self, output: Output) -> Promotion:
+        if output.key.checkpoint_id in self.down:
             return Promotion(Outcome.RETRY_LATER, "the disk is away")
-        if key.checkpoint_id in self.silent:
+        if output.key.checkpoint_id in self.silent:
             return Promotion(Outcome.UNKNOWN)
-        return super().promote(key, handle, manifest)
+        return super().promote(output)
 
 
 class Offsets:
@@ -126,7 +126,7 @@ class Bench:
         name = f"r{revision.revision}a{participant.attempt}"
         rows = [{"id": revision.checkpoint_id, "word": name, "frequency": 1}]
         stage_rows(sink, participant.handle, f"part-{name}", rows, 1)
-        return sink.seal(revision.key, participant.attempt, participant.name, participant.handle, SCHEMA)
+        return sink.seal(participant.output(revision), SCHEMA)
 
     def precommitted(self, revision: Revision | None = None) -> Revision:
         """Take a revision up to where everybody has voted yes."""

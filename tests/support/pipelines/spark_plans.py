@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from twophase.core.checkpoint import Input, Json, Key
+from twophase.core.checkpoint import Input, Json, Key, Output
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval
 from twophase.spark.plan import Plan
@@ -31,11 +31,11 @@ class Kept(Sink):
     def by_position(self) -> bool:
         return self._by_position
 
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:
-        Kept.rows[sink] = [row.asDict() for row in frame.collect()]
-        Kept.cached[sink] = frame.storageLevel.useMemory
+    def stage(self, frame: Any, output: Output) -> Json:
+        Kept.rows[output.sink] = [row.asDict() for row in frame.collect()]
+        Kept.cached[output.sink] = frame.storageLevel.useMemory
         Kept.then()
-        return {"rows": len(Kept.rows[sink]), "attempt": attempt, **handle}
+        return {"rows": len(Kept.rows[output.sink]), "attempt": output.attempt, **output.handle}
 
     def _outside_spark(self, *_: Any, **__: Any) -> Any:
         msg = "only the coordinator calls this, and there is none here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,20 +35,16 @@ class Staged(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return local(self.sink.staging_path(self.key, self.handle))
-
-    @property
-    def arguments(self) -> tuple[Key, Json, Json]:
-        return self.output.key, self.output.handle, self.output.manifest
+        return local(self.sink.staging_path(self.output))
 
     def check(self) -> None:
-        self.sink.check(*self.arguments)
+        self.sink.check(self.output)
 
     def promote(self) -> Promotion:
-        return self.sink.promote(*self.arguments)
+        return self.sink.promote(self.output)
 
     def find(self) -> Promotion:
-        return self.sink.find(*self.arguments)
+        return self.sink.find(self.output)
 
 
 def rows(checkpoint_id: int, count: int = 4, revision: int = 1) -> list[Row]:
@@ -71,24 +68,21 @@ def stage(
 ) -> Staged:
     """Stage some rows as a Spark job would, partition columns where the sink wants them."""
     key = Key(PIPELINE, checkpoint_id, revision)
-    handle = dict(sink.place(key, attempt, token, older=older.output if older else None))
-    if earlier:
-        handle["earlier"] = [one.output.manifest["digest"] for one in earlier]
+    place = sink.place(key, attempt, token, older=older.output if older else None)
+    before = tuple(one.output.manifest["digest"] for one in earlier)
+    output = Output(key, attempt, place, commit_seq=checkpoint_id if seq is None else seq, sink="lake", earlier=before)
     found = list(rows(checkpoint_id, revision=revision) if content is None else content)
-    write_attempt(sink, local(sink.staging_path(key, handle)), found, schema, f"part-r{revision}-a{attempt}", files)
-    manifest = sink.seal(key, attempt, "lake", handle, tuple(schema))
-    decided = {**handle, "commit_seq": checkpoint_id if seq is None else seq}
-    return Staged(sink, Output(key, attempt, decided, manifest))
+    write_attempt(sink, local(sink.staging_path(output)), found, schema, f"part-r{revision}-a{attempt}", files)
+    return Staged(sink, replace(output, manifest=sink.seal(output, tuple(schema))))
 
 
 # --- what processes do -----------------------------------------------------------------------------------------------
 
 
-def promote(declaration: dict[str, Any], arguments: tuple[Key, Json, Json], barrier: Barrier | None = None) -> None:
+def promote(declaration: dict[str, Any], output: Output, barrier: Barrier | None = None) -> None:
     """Promote; print the outcome, as a process of its own."""
     sink = Sink.load(declaration)
     if barrier is not None:
         barrier.wait(30)
-    key, handle, manifest = arguments
-    promotion = sink.promote(Key(*key), handle, manifest)
+    promotion = sink.promote(output)
     print(f"outcome {promotion.outcome.value}: {promotion.reason}", flush=True)  # noqa: T201 - for the test that waits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from support.servers.s3 import local
 from support.sinks import log_table_outputs
 from support.sinks.log_table_outputs import Staged, rows, stage
 from twophase.core import failpoints
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import FailpointError
 from twophase.core.hindrances import Hindrance
@@ -160,7 +161,7 @@ class Promises:
         stage(sink, 1).promote()
         empty = stage(sink, 2, content=[])
         point, log = "promote.checked=stop", tmp_path / "log"
-        late = start(log_table_outputs.promote, sink.declaration(), empty.arguments, log=log, failpoints=point)
+        late = start(log_table_outputs.promote, sink.declaration(), empty.output, log=log, failpoints=point)
         with stopped_at_end(late):
             assert late.until_stopped(), late.said
             empty.promote()
@@ -296,7 +297,7 @@ class Promises:
             barrier = context.Barrier(2)
             logs = [tmp_path / f"{number}.{which}.log" for which in "ab"]
             both = [
-                start(log_table_outputs.promote, sink.declaration(), staged.arguments, barrier, log=log) for log in logs
+                start(log_table_outputs.promote, sink.declaration(), staged.output, barrier, log=log) for log in logs
             ]
             with stopped_at_end(*both):
                 assert [child.wait() for child in both] == [0, 0], [child.said for child in both]
@@ -320,7 +321,7 @@ class Promises:
         if how == "kill":
             log = tmp_path / "log"
             child = start(
-                log_table_outputs.promote, sink.declaration(), staged.arguments, log=log, failpoints=f"{point}=kill"
+                log_table_outputs.promote, sink.declaration(), staged.output, log=log, failpoints=f"{point}=kill"
             )
             assert child.wait() == -9, child.said
         else:
@@ -344,7 +345,7 @@ class Promises:
         late = start(
             log_table_outputs.promote,
             sink.declaration(),
-            staged.arguments,
+            staged.output,
             log=tmp_path / "log",
             failpoints=f"{point}=stop",
         )
@@ -534,7 +535,7 @@ class Promises:
         staged.promote()
 
         assert counted(form.content(table)) == counted(days)
-        with table.staged(*staged.arguments) as relation:
+        with table.staged(staged.output) as relation:
             assert relation.value("SELECT count(*) FROM staged WHERE day = DATE '2026-11-15' AND word = 'w0'") == 2
         replacement = stage(table, 1, 2, days[:1], revision=2, older=staged, schema=DAYS)
         replacement.promote()
@@ -547,19 +548,19 @@ class Promises:
         table.prepare()
         stage(table, 1, content=[{**row, "day": date(2026, 11, 15)} for row in rows(1)], schema=DAYS).promote()
         key = Key(log_table_outputs.PIPELINE, 2, 1)
-        handle = {**table.place(key, 1, "7c1e"), "commit_seq": 2}
+        output = Output(key, 1, table.place(key, 1, "7c1e"), commit_seq=2, sink="lake")
         later = [{**row, "day": date(2026, 11, 16)} for row in rows(2)]
-        write_attempt(table, local(table.staging_path(key, handle)), later, DAYS, "part", 1)
+        write_attempt(table, local(table.staging_path(output)), later, DAYS, "part", 1)
 
-        manifest = table.inspect(key, 1, "lake", handle)
+        manifest = table.inspect(output)
 
         assert ["day", "date"] in manifest["schema"]  # as in the table: the folder's name alone would be a text
-        assert table.inspect(key, 1, "lake", handle) == manifest
-        table.check(key, handle, manifest)
-        assert table.promote(key, handle, manifest).outcome is Outcome.PROMOTED
+        assert table.inspect(output) == manifest
+        table.check(replace(output, manifest=manifest))
+        assert table.promote(replace(output, manifest=manifest)).outcome is Outcome.PROMOTED
         assert len(form.content(table)) == 8
         with pytest.raises(ManifestMismatch, match="wrote nothing"):
-            table.inspect(key, 2, "lake", table.place(key, 2, "beef"))
+            table.inspect(Output(key, 2, table.place(key, 2, "beef"), sink="lake"))
 
     # --- maintenance -------------------------------------------------------------------------------------------------
 
@@ -569,13 +570,13 @@ class Promises:
         stage(sink, 1).promote()
         first, second, other = stage(sink, 2, attempt=1), stage(sink, 2, attempt=2, token="beef"), stage(sink, 3)
 
-        sink.discard(second.key, second.handle)
+        sink.discard(second.output)
 
         assert not first.folder.exists()
         assert not second.folder.exists()
         assert other.folder.exists()
         assert {left.checkpoint_id for left in sink.attempts()} == {1, 3}
-        sink.discard(second.key, second.handle)
+        sink.discard(second.output)
 
     def test_what_is_in_the_table_is_never_removed_whatever_a_record_says(
         self, form: Format, sink: LogTableSink

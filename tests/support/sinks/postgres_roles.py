@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from sqlalchemy.engine import make_url
 
 from support.servers.postgres import FASTER, administer, open_folder
 from twophase import sinks
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Key, Output
 from twophase.core.manifest import Column
 from twophase.local import postgres, postgres_programs
 from twophase.sinks.postgres.staging_table import Loader
@@ -92,13 +93,13 @@ def sink(table: str = "sales.orders", **options: Any) -> sinks.Postgres:
     return sinks.Postgres(table, **{"conn_id": "dwh", "staging_conn_id": "dwh_staging", "create": True, **options})
 
 
-def staged(made: sinks.Postgres, key: Key) -> tuple[Json, Json]:
-    """Stage two rows by the account that stages; return handle and manifest."""
-    handle = made.place(key, 1, "t0ken")
-    columns = made.open(key, "dwh", handle, SCHEMA)
+def staged(made: sinks.Postgres, key: Key) -> Output:
+    """Stage two rows by the account that stages."""
+    output = Output(key, 1, made.place(key, 1, "t0ken"), sink="dwh")
+    columns = made.open(output, SCHEMA)
     batch = pa.RecordBatch.from_pydict({"id": pa.array([1, 2], pa.int64()), "word": pa.array(["a", "b"])})
-    list(Loader(database.dsn("dwh_staging"), TableName(*handle["staging"]))(iter([batch])))
-    return handle, made.seal(key, "dwh", handle, SCHEMA, columns)
+    list(Loader(database.dsn("dwh_staging"), TableName(*output.handle["staging"]))(iter([batch])))
+    return replace(output, manifest=made.seal(output, SCHEMA, columns))
 
 
 @contextmanager

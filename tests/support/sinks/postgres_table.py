@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.sinks.staged_rows import Attempted, Rows, prestage
+from support.sinks.staged_rows import Rows, prestage
 from twophase import sinks
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import BadValue
@@ -31,20 +32,19 @@ class Words:
 
     def stage(self, rows: Sequence[Row], checkpoint: int = 1, revision: int = 1) -> Output:
         key = Key("words", checkpoint, revision)
-        handle = self.sink.place(key, 1, f"t{checkpoint}")
+        output = Output(key, 1, self.sink.place(key, 1, f"t{checkpoint}"), sink="dwh")
         names = [name for name in KINDS if any(name in row for row in rows)]
         if self.sink.mode == "retract" and "_change" not in names:
             names.append("_change")
             rows = [{**row, "_change": "+I"} for row in rows]
         schema = [Column(name, KINDS[name]) for name in names]
-        manifest = prestage(self.sink, Attempted(key, 1, "dwh", handle), Rows(list(rows), 1, schema))
-        return Output(key, 1, handle, manifest)
+        return replace(output, manifest=prestage(self.sink, output, Rows(list(rows), 1, schema)))
 
     def check(self, staged: Output) -> None:
-        self.sink.check(staged.key, staged.handle, staged.manifest)
+        self.sink.check(staged)
 
     def promote(self, staged: Output) -> Promotion:
-        return self.sink.promote(staged.key, staged.handle, staged.manifest)
+        return self.sink.promote(staged)
 
     def put(self, rows: Sequence[Row], checkpoint: int = 1, revision: int = 1) -> None:
         """Take a checkpoint through."""

@@ -18,7 +18,7 @@ from typing import Any
 from support.faults.processes import PATIENCE
 from support.pipelines.factories import PreStaged
 from twophase.committers import CheckpointCommitter
-from twophase.core.checkpoint import Json, Key, Output
+from twophase.core.checkpoint import Output
 from twophase.local.record_access import open_record
 from twophase.pipeline import Pipeline
 from twophase.runner import Runner
@@ -228,9 +228,9 @@ def recover() -> None:
     coordinator_of(record, load(record, "words")).recover(decided_only=True)
 
 
-def promote(declaration: dict[str, Any], key: Key, handle: Json, manifest: Json, results: SimpleQueue[str]) -> None:
+def promote(declaration: dict[str, Any], output: Output, results: SimpleQueue[str]) -> None:
     """Promote one output; say how that ended."""
-    promotion = Sink.load(declaration).promote(key, handle, manifest)
+    promotion = Sink.load(declaration).promote(output)
     results.put(promotion.outcome.value)
 
 
@@ -239,4 +239,4 @@ def race(declaration: dict[str, Any], outputs: list[Output], barrier: Barrier, r
     sink = Sink.load(declaration)
     for output in outputs:
         barrier.wait(PATIENCE)
-        results.put(sink.promote(output.key, output.handle, output.manifest).outcome.value)
+        results.put(sink.promote(output).outcome.value)

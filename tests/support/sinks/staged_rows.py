@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from support.pipelines.factories import stage_rows, write_attempt
 from support.servers.s3 import local
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Output
 from twophase.core.manifest import Column
 from twophase.sinks.base import Sink
 from twophase.sinks.files.sink import Files
@@ -53,40 +53,31 @@ class Rows(NamedTuple):
         return pa.Table.from_pylist(self.rows[number :: self.parts], schema=columns)
 
 
-class Attempted(NamedTuple):
-    """Whose it is, and where it goes."""
-
-    key: Key
-    attempt: int
-    name: str
-    handle: Json
-
-
 @singledispatch
-def prestage(sink: Sink, to: Attempted, rows: Rows) -> Json:
+def prestage(sink: Sink, to: Output, rows: Rows) -> Json:
     """Stage rows; return the manifest's summary."""
     raise NotImplementedError(type(sink))
 
 
 @prestage.register
-def _(sink: Files | WriteAhead, to: Attempted, rows: Rows) -> Json:
+def _(sink: Files | WriteAhead, to: Output, rows: Rows) -> Json:
     stage_rows(sink, to.handle, f"part-r{to.key.revision}-a{to.attempt}", rows.rows, rows.parts, rows.schema)
-    return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
+    return sink.seal(to, tuple(rows.schema))
 
 
 @prestage.register
-def _(sink: LogTableSink, to: Attempted, rows: Rows) -> Json:
-    folder = local(sink.staging_path(to.key, to.handle))
+def _(sink: LogTableSink, to: Output, rows: Rows) -> Json:
+    folder = local(sink.staging_path(to))
     write_attempt(sink, folder, rows.rows, rows.schema, f"part-r{to.key.revision}-a{to.attempt}", rows.parts)
-    return sink.seal(to.key, to.attempt, to.name, to.handle, tuple(rows.schema))
+    return sink.seal(to, tuple(rows.schema))
 
 
 @prestage.register
-def _(sink: Postgres, to: Attempted, rows: Rows) -> Json:
+def _(sink: Postgres, to: Output, rows: Rows) -> Json:
     rows = rows.changing() if sink.mode == "retract" else rows
-    columns = sink.open(to.key, to.name, to.handle, tuple(rows.schema))
+    columns = sink.open(to, tuple(rows.schema))
     loader = Loader(database.dsn(sink.connections()[0]), TableName(*to.handle["staging"]))
     for number in range(rows.parts):
         for batch in rows.part(number).to_batches()[:1]:
             loader.load(number, batch, iter(()))
-    return sink.seal(to.key, to.name, to.handle, tuple(rows.schema), columns)
+    return sink.seal(to, tuple(rows.schema), columns)

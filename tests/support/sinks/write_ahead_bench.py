@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from support.sinks import senders
 from twophase import Pipeline, sinks
 from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
-from twophase.core.checkpoint import Key, Output, Participant, Revision
+from twophase.core.checkpoint import Key, Output, Revision
 from twophase.core.errors import PromotionPending
 from twophase.core.failpoints import FailpointError
 from twophase.core.ports import Promotion
@@ -90,20 +92,19 @@ class Bench:
             return tx.revision(self.key(checkpoint_id, revision)).state
 
     def output(self, checkpoint_id: int, revision: int = 1) -> Output:
+        """Return what is staged, without its number: so no receipt tells that it was sent, only the committer."""
+        key = self.key(checkpoint_id, revision)
         with self.record.transaction() as tx:
-            mine: Participant = tx.participants(self.key(checkpoint_id, revision))[0]
-        return Output(self.key(checkpoint_id, revision), mine.attempt, mine.handle, mine.manifest)
+            return replace(tx.participants(key)[0].output(tx.revision(key)), commit_seq=None)
 
     def promote(self, checkpoint_id: int, revision: int = 1) -> Promotion:
-        output = self.output(checkpoint_id, revision)
-        return self.sink.promote(output.key, output.handle, output.manifest)
+        return self.sink.promote(self.output(checkpoint_id, revision))
 
     def find(self, checkpoint_id: int) -> Promotion:
-        output = self.output(checkpoint_id)
-        return self.sink.find(output.key, output.handle, output.manifest)
+        return self.sink.find(self.output(checkpoint_id))
 
     def staged(self, checkpoint_id: int) -> Path:
-        return Path(self.sink.staging_path(self.key(checkpoint_id), self.output(checkpoint_id).handle))
+        return Path(self.sink.staging_path(self.output(checkpoint_id)))
 
     def down(self, how: str | None) -> None:
         """Let the system be down: `2` after two rows of a subtask, `2 text` with an exception; None: it is back."""
@@ -135,10 +136,8 @@ def staged_output(
 ) -> Output:
     """Stage rows as a decided checkpoint has them."""
     key = bench.key(checkpoint_id)
-    handle = bench.sink.place(key, attempt, "7c1e")
-    stage_rows(bench.sink, handle, f"part-r1-a{attempt}", rows, files)
-    manifest = bench.sink.seal(key, attempt, "out", handle, SCHEMA)
-    handle = {**handle, "earlier": list(earlier)}
-    bench.sink.check(key, handle, manifest)
-    decided = {"commit_seq": checkpoint_id, "timestamp": "2026-11-15T00:00:00+00:00"}
-    return Output(key, attempt, {**handle, **decided}, manifest)
+    output = Output(key, attempt, bench.sink.place(key, attempt, "7c1e"), sink="out", earlier=tuple(earlier))
+    stage_rows(bench.sink, output.handle, f"part-r1-a{attempt}", rows, files)
+    output = replace(output, manifest=bench.sink.seal(output, SCHEMA))
+    bench.sink.check(output)
+    return replace(output, commit_seq=checkpoint_id, began=datetime(2026, 11, 15, tzinfo=UTC))

@@ -12,13 +12,13 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Output
 from twophase.core.errors import ManifestMismatch
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.staged_files import manifest_check, owner
-from twophase.sinks.staged_files.layout import ATTEMPT, TOMBSTONE, FilesPaths, Marker, markers
+from twophase.sinks.staged_files.layout import TOMBSTONE, FilesPaths, Marker, markers
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.storage import disk
 
@@ -29,13 +29,13 @@ TRIES = 20
 class FilesPromoter:
     """Promotes the staged output of one attempt, or says whether it is promoted."""
 
-    def __init__(self, key: Key, handle: Json, manifest: Json) -> None:
-        """Start from the participant's handle and manifest in the record."""
-        self.key = key
-        self.place = FilesPaths(key, handle)
-        match = ATTEMPT.fullmatch(self.place.name)
-        self.marker = Marker(key.revision, int(match[3]) if match else 0, manifest["digest"])
-        self.receipt: Json | None = handle.get("receipt")
+    def __init__(self, output: Output) -> None:
+        """Start from what the record has of the output."""
+        self.key = output.key
+        self.place = FilesPaths(output.key, output.handle)
+        self.marker = Marker(output.key.revision, output.attempt, output.manifest["digest"])
+        self.earlier = output.earlier
+        self.receipt = output.receipt
 
     # --- where it stands ---------------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class FilesPromoter:
         if not visible.exists() or self._is_replaced(visible):
             return None
         found = markers(visible)
-        if any(marker.digest in self.place.earlier for marker in found):
+        if any(marker.digest in self.earlier for marker in found):
             return None  # an earlier attempt, voted for before a restage, got promoted after all: it counts (R10)
         holder = f"the marker {found[0]}{self._whose(found[0])}" if found else "no marker"
         expected = f"the marker {self.place.replaces}" if self.place.replaces else "nothing"
@@ -115,7 +115,7 @@ class FilesPromoter:
                 gone = place.superseded(marker.revision)
                 put_away = (gone / str(marker)).exists() or (gone / TOMBSTONE).exists()
                 return Promotion(Outcome.ALREADY_PROMOTED) if put_away else None
-        ours = found is not None and (found == marker or found.digest in place.earlier or self._replaced_since(found))
+        ours = found is not None and (found == marker or found.digest in self.earlier or self._replaced_since(found))
         if found is None or not ours:
             holder = f"the marker {found}" if found else "no marker"
             why = f"folder {place.visible} is there already, with {holder}"
@@ -161,7 +161,7 @@ class FilesPromoter:
                 return promoted
             if refusal := Receipts(self.place.storage, self.place.side).keep(self.receipt):
                 return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
-            self.receipt = None  # it is kept now; no need to do it again when starting over
+            self.receipt = {}  # it is kept now; no need to do it again when starting over
             mine = self._take()
             if mine is None:
                 found = self.find()

@@ -27,7 +27,7 @@ from twophase.sinks.base import Attempt, Sink, Superseded, until_gone
 from twophase.sinks.files.leftovers import Leftovers
 from twophase.sinks.files.promotion import TRIES, FilesPromoter
 from twophase.sinks.staged_files import manifest_check, owner, seal
-from twophase.sinks.staged_files.layout import ATTEMPT, CHECKPOINT, SIDES, FilesPaths, Marker, markers, side
+from twophase.sinks.staged_files.layout import CHECKPOINT, SIDES, FilesPaths, Marker, markers, side
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.sinks.staged_files.seal import Written
 from twophase.storage import disk, spark_frames, spark_paths
@@ -260,65 +260,60 @@ class Files(Sink):
             return ["checkpoint"]
         return [part.partition("=")[0] for part in self.slot_folder.split("/") if "=" in part]
 
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
         """Let Spark write the frame, then seal what it wrote."""
         for given in self._given_names():
             if any(name.lower() == given.lower() for name in frame.columns):
-                msg = (
-                    f"checkpoint {key}: sink {sink!r}: a column cannot be named {given!r}: the folder's is;"
-                    " rename or drop it"
-                )
+                msg = f"{output.which}: a column cannot be named {given!r}: the folder's is; rename or drop it"
                 raise ConfigError(msg)
-        place = FilesPaths(key, handle)
         writer = frame.write.format(self.format).options(
             **{
                 **(CSV if self.format == "csv" else {}),
                 **self.options,
-                **writer_options(seal.prefix(key, attempt)),
+                **writer_options(seal.prefix(output)),
             },
         )
-        writer.partitionBy(*self.partition_by).save(f"file://{place.staged}")
+        writer.partitionBy(*self.partition_by).save(f"file://{self.staging_path(output)}")
         schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
-        return self.seal(key, attempt, sink, handle, schema)
+        return self.seal(output, schema)
 
-    def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
+    def seal(self, output: Output, schema: tuple[Column, ...]) -> Json:
         """Make the staged files durable, write their manifest, and put the marker into the staging folder."""
-        place = FilesPaths(key, handle)
-        written = Written(attempt, sink, schema, self.format, self.options, handle.get("folder"))
-        summary = seal.seal(place, written)
-        with seal.explained(place, sink):
-            (place.staged / str(Marker(key.revision, attempt, summary["digest"]))).touch()
+        place = FilesPaths(output.key, output.handle)
+        summary = seal.seal(place, output, Written(schema, self.format, self.options, output.handle.get("folder")))
+        with seal.explained(place, output):
+            (place.staged / str(Marker(output.key.revision, output.attempt, summary["digest"]))).touch()
             disk.fsync_folder(place.staged)
         hit("stage.marked")
         return summary
 
-    def staging_path(self, key: Key, handle: Json) -> str:
+    def staging_path(self, output: Output) -> str:
         """Return the staging folder: the output path for a Spark job of the user's own."""
-        return str(FilesPaths(key, handle).staged)
+        return str(FilesPaths(output.key, output.handle).staged)
 
-    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+    def inspect(self, output: Output) -> Json:
         """Seal what a user's own job wrote into the staging folder; files and partition folders give the schema."""
         from twophase.sinks.files import foreign_folder
 
-        place = FilesPaths(key, handle)
-        seal.expect_output(place, sink)
-        mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == (key[2], attempt)]
+        place, number = FilesPaths(output.key, output.handle), (output.key.revision, output.attempt)
+        seal.expect_output(place, output)
+        mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == number]
         if mine:  # sealed before by a task that died since
-            return manifest_check.load(place, attempt, mine[0].digest).summary(mine[0].digest)
+            return manifest_check.load(place, output.attempt, mine[0].digest).summary(mine[0].digest)
         found = foreign_folder.describe(place.staged, self.format, self.options)
         columns = foreign_folder.schema(place.staged, found, self.format)
         there = {column.name for column in columns}
         given = tuple(Column(name, "string") for name in self.partition_by if columns and name not in there)
         for name in self._given_names():
             if name in there:
-                msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named {name!r}: the folder's is"
+                msg = f"{output.which}: a column cannot be named {name!r}: the folder's is"
                 raise ConfigError(msg)
-        return self.seal(key, attempt, sink, handle, (*columns, *given))
+        return self.seal(output, (*columns, *given))
 
-    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+    def check(self, output: Output) -> None:
         """Compare the staged folder with its manifest before the vote, and check that it may take its place."""
-        promoter = FilesPromoter(key, handle, manifest)
-        place, marker = promoter.place, promoter.marker
+        promoter = FilesPromoter(output)
+        key, place, marker = output.key, promoter.place, promoter.marker
         if theirs := owner.objection(DISK, str(place.side), key.pipeline):
             msg = f"checkpoint {key}: sinks.Files {self.path!r}: {theirs}"
             raise ConfigError(msg)
@@ -335,27 +330,25 @@ class Files(Sink):
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         """Say whether the output is promoted, staged or lost; change nothing."""
-        return FilesPromoter(key, handle, manifest).find()
+        return FilesPromoter(output).find()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         """Take the staged folder and rename it into the table, or exchange it with what it replaces."""
-        return FilesPromoter(key, handle, manifest).promote()
+        return FilesPromoter(output).promote()
 
-    def discard(self, key: Key, handle: Json) -> None:
+    def discard(self, output: Output) -> None:
         """Remove what any attempt of an aborted revision staged."""
-        leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
-        match = ATTEMPT.fullmatch(handle["name"])
-        newest = int(match[3]) if match else 0
-        for left in list(leftovers.of({key[1:]: newest})):
-            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+        leftovers, number = Leftovers(Path(output.handle["table"]), slotted=self.slotted), output.key[1:]
+        for left in list(leftovers.of({number: output.attempt})):
+            if left[:2] == number:
                 leftovers.remove(left)
 
-    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+    def discard_earlier(self, output: Output, voted: Output) -> None:
         """Remove what earlier attempts staged; `.junk` and `.dead` folders stay, since nobody promotes them."""
-        leftovers = Leftovers(Path(handle["table"]), slotted=self.slotted)
-        until_gone(key, attempt, leftovers.promotable, leftovers.remove)
+        leftovers = Leftovers(Path(voted.handle["table"]), slotted=self.slotted)
+        until_gone(output, leftovers.promotable, leftovers.remove)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 
@@ -492,16 +485,15 @@ class Files(Sink):
             raise ManifestMismatch(msg)
         return folder
 
-    def staged_files(self, key: Key, handle: Json, manifest: Json) -> list[str]:
+    def staged_files(self, output: Output) -> list[str]:
         """List the files that an attempt staged, from its manifest."""
-        promoter = FilesPromoter(key, handle, manifest)
-        found = manifest_check.load(promoter.place, promoter.marker.attempt, promoter.marker.digest)
-        return [f"{promoter.place.staged}/{file.path}" for file in found.files]
+        place = FilesPaths(output.key, output.handle)
+        found = manifest_check.load(place, output.attempt, output.manifest["digest"])
+        return [f"{place.staged}/{file.path}" for file in found.files]
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
+    def staged(self, output: Output) -> DuckDBRows:
         """Return the rows that an attempt staged, for audits and comparisons."""
-        output = Output(key, 0, handle, manifest)
-        return self._relation(self.staged_files(key, handle, manifest), output, "staged")
+        return self._relation(self.staged_files(output), output, "staged")
 
     def committed(self, output: Output) -> DuckDBRows:
         """Return the rows of a decided revision, for comparisons."""

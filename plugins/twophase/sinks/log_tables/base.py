@@ -80,7 +80,7 @@ class LogTableSink(Sink):
         """Return the columns whose values are in the names of folders only, not in the files."""
 
     @abstractmethod
-    def app(self, key: Key, handle: Json) -> str:
+    def app(self, pipeline: str, handle: Json) -> str:
         """Return the name of the high-water mark in the table: one per pipeline and write."""
 
     @abstractmethod
@@ -182,60 +182,52 @@ class LogTableSink(Sink):
             place["replaces"] = str(Marker(older.key.revision, older.attempt, older.manifest["digest"]))
         return place
 
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
         """Let Spark write the frame, then seal what it wrote."""
         schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
-        self._check_schema(key, sink, schema)
+        self._check_schema(output, schema)
         target = Target(
-            self._place(key, handle).staged,
-            seal.prefix(key, attempt),
+            self.staging_path(output),
+            seal.prefix(output),
             "parquet",
             self.options,
             self.partition_by,
             bool(self._in_folders),
         )
-        which = f"checkpoint {key}: sink {sink!r}"
-        guarded = table_rules.held(which, frame, handle)
-        with table_rules.told(which):
+        guarded = table_rules.held(output.which, frame, output.handle)
+        with table_rules.told(output.which):
             known = self.storage.save(guarded, target)
-        return self.seal(key, attempt, sink, handle, schema, known)
+        return self.seal(output, schema, known)
 
     def _place(self, key: Key, handle: Json) -> LogTablePaths:
         return LogTablePaths(key, handle, self.storage)
 
-    def _check_schema(self, key: Key, sink: str, schema: Schema) -> None:
+    def _check_schema(self, output: Output, schema: Schema) -> None:
         """Refuse, before anything is written, columns that this format cannot have."""
-        log_columns.check(f"checkpoint {key}: sink {sink!r}", schema, self.partition_by, self._kind)
+        log_columns.check(output.which, schema, self.partition_by, self._kind)
 
-    def seal(  # noqa: PLR0913, PLR0917 - what a Spark job knows
-        self,
-        key: Key,
-        attempt: int,
-        sink: str,
-        handle: Json,
-        schema: Schema,
-        known: Mapping[str, FileFacts] | None = None,
-    ) -> Json:
+    def seal(self, output: Output, schema: Schema, known: Mapping[str, FileFacts] | None = None) -> Json:
         """Make the staged files durable, and write their manifest."""
-        place = self._place(key, handle)
-        summary = seal.seal(place, Written(attempt, sink, schema, "parquet", self.options, place.name), known)
+        place = self._place(output.key, output.handle)
+        summary = seal.seal(place, output, Written(schema, "parquet", self.options, place.name), known)
         hit("stage.marked")
         return summary
 
-    def staging_path(self, key: Key, handle: Json) -> str:
+    def staging_path(self, output: Output) -> str:
         """Return the staging folder: the output path for a Spark job of the user's own."""
-        return self._place(key, handle).staged
+        return self._place(output.key, output.handle).staged
 
-    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+    def inspect(self, output: Output) -> Json:
         """Seal what a user's own job wrote into the staging folder; files and partition folders give the schema."""
-        place = self._place(key, handle)
-        if handle.get("rules"):
-            name = handle["rules"]["rules"][0][0]
-            msg = f"checkpoint {key}: {self._who}: the table has {name}, which only a transform's output is held to"
+        place = self._place(output.key, output.handle)
+        if rules := output.handle.get("rules"):
+            name = rules["rules"][0][0]
+            which = f"checkpoint {output.key}: {self._who}"
+            msg = f"{which}: the table has {name}, which only a transform's output is held to"
             raise ConfigError(msg)
-        seal.expect_output(place, sink)
+        seal.expect_output(place, output)
         with suppress(FileNotFoundError):  # sealed before by a task that died since
-            content = self.storage.read(place.manifest(attempt))
+            content = self.storage.read(place.manifest(output.attempt))
             found = Manifest.loads(content)
             if found.folder == place.name:
                 return found.summary(disk.digest(content))
@@ -245,8 +237,8 @@ class LogTableSink(Sink):
         kinds = dict(table.schema()) if table is not None else {}
         given = [Column(name, kinds.get(name, "string")) for name in self._in_folders if name not in known]
         schema = (*written, *given)
-        self._check_schema(key, sink, schema)
-        return self.seal(key, attempt, sink, handle, schema)
+        self._check_schema(output, schema)
+        return self.seal(output, schema)
 
     def _columns(self, folder: str) -> Schema:
         """Return the columns of the newest file in a folder."""
@@ -256,14 +248,14 @@ class LogTableSink(Sink):
         with self.storage.open(f"{folder}/{max(data)[1]}") as file:
             return parquet_schema.columns(file)
 
-    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+    def check(self, output: Output) -> None:
         """Compare the staged folder with its manifest before the vote, and check that the table can take it in."""
-        place = self._place(key, handle)
+        key, place = output.key, self._place(output.key, output.handle)
         table = self._opened()
         if theirs := foreign(table, self.storage, place.side, key.pipeline):
             msg = f"checkpoint {key}: {self._who}: {theirs}"
             raise ConfigError(msg)
-        found = manifest_check.load(place, _attempt_of(place), manifest["digest"])
+        found = self._manifest(output)
         if not place.holds(found):
             msg = f"checkpoint {key}: staged folder {place.staged} is gone; stage it again"
             raise ManifestMismatch(msg)
@@ -271,7 +263,7 @@ class LogTableSink(Sink):
         if table is None:
             return
         problem = table.objection(found.schema)
-        if problem is None and (rule := table_rules.unmet(handle, table.rules())):
+        if problem is None and (rule := table_rules.unmet(output.handle, table.rules())):
             problem = f"the table has got {rule} since the attempt began; run again"
         older = place.older()
         if problem is None and older is not None and (changed := disturbed(table, older)):
@@ -302,18 +294,18 @@ class LogTableSink(Sink):
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         """Say whether the output is promoted, staged or lost; change nothing."""
-        return LogTablePromoter(self, key, handle, manifest).find()
+        return LogTablePromoter(self, output).find()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         """Let the table take the staged files in, in one commit that carries the marker."""
-        return LogTablePromoter(self, key, handle, manifest).promote()
+        return LogTablePromoter(self, output).promote()
 
-    def discard(self, key: Key, handle: Json) -> None:
+    def discard(self, output: Output) -> None:
         """Remove what any attempt of an aborted revision staged."""
-        for left in self._attempts(handle["home"]):
-            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+        for left in self._attempts(output.handle["home"]):
+            if left[:2] == output.key[1:]:
                 self.remove(left)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
@@ -363,7 +355,7 @@ class LogTableSink(Sink):
         found = Receipts(self.storage, self._home).newest(pipeline)
         if found is None:
             table, handle = self._opened(), {**self._handle(), "home": self._home}
-            found = table.marker(self.app(Key(pipeline, 0, 0), handle)) if table is not None else 0
+            found = table.marker(self.app(pipeline, handle)) if table is not None else 0
         return found or 0
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
@@ -432,10 +424,9 @@ class LogTableSink(Sink):
             raise ManifestMismatch(msg)
         return [f"{place.staged}/{file.path}" for file in found.files]
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
+    def staged(self, output: Output) -> DuckDBRows:
         """Return the rows that an attempt staged, for audits and comparisons."""
-        place = self._place(key, handle)
-        return self._relation(Output(key, _attempt_of(place), handle, manifest), "staged")
+        return self._relation(output, "staged")
 
     def committed(self, output: Output) -> DuckDBRows:
         """Return the rows of a decided revision, for comparisons."""
@@ -452,11 +443,6 @@ class LogTableSink(Sink):
         schema = widest(output.manifest["schema"] for output in outputs)
         files = [path for output in outputs for path in self.files(output)]
         return self.storage.load(spark, files, schema, self._in_folders)
-
-
-def _attempt_of(place: LogTablePaths) -> int:
-    match = ATTEMPT.fullmatch(place.name)
-    return int(match[3]) if match else 0
 
 
 def _name(path: str) -> str:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ManifestMismatch, SinkUnavailable
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance, Refused
@@ -134,7 +134,7 @@ class Opener(Protocol):
         """Return the storage of the table's files."""
         ...
 
-    def app(self, key: Key, handle: Json) -> str:
+    def app(self, pipeline: str, handle: Json) -> str:
         """Return the name of the high-water mark in the table: one per pipeline and write."""
         ...
 
@@ -157,8 +157,6 @@ class LogTablePaths:
         self.side: str = handle["home"]
         self.name: str = handle["name"]
         self.staged = f"{self.side}/{self.name}"
-        #: Digests that were voted for before a restage: the output with such a digest may still turn up (R10).
-        self.earlier: list[str] = handle.get("earlier", [])
         #: The marker of the committed revision that this one takes the place of.
         self.replaces: Marker | None = Marker.parse(handle.get("replaces") or "")
 
@@ -200,18 +198,20 @@ def note_of(key: Key, attempt: int, digest: str) -> str:
 class LogTablePromoter:
     """Promotes the staged output of one attempt, or says whether it is promoted."""
 
-    def __init__(self, opener: Opener, key: Key, handle: Json, manifest: Json) -> None:
-        """Start from the participant's handle and manifest in the record."""
+    def __init__(self, opener: Opener, output: Output) -> None:
+        """Start from what the record has of a decided output."""
+        if output.commit_seq is None:
+            raise AssertionError  # only a decided output is promoted
         self.opener = opener
-        self.key = key
-        self.handle = handle
-        self.manifest = manifest
-        self.place = LogTablePaths(key, handle, opener.storage)
-        match = ATTEMPT.fullmatch(self.place.name)
-        self.attempt = int(match[3]) if match else 0
-        self.seq: int = handle["commit_seq"]
-        self.app = opener.app(key, handle)
-        self.receipt: Json | None = handle.get("receipt")
+        self.key = output.key
+        self.attempt = output.attempt
+        self.handle = output.handle
+        self.manifest = output.manifest
+        self.earlier = output.earlier
+        self.place = LogTablePaths(output.key, output.handle, opener.storage)
+        self.seq = output.commit_seq
+        self.app = opener.app(output.key.pipeline, output.handle)
+        self.receipt = output.receipt
         self.receipts = Receipts(opener.storage, self.place.side)
 
     # --- where it stands ---------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class LogTablePromoter:
         for revision, attempt in mine.values():
             if revision == self.key.revision and (summary := self._earlier(attempt)):
                 return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=summary)
-        digests = {self.manifest["digest"], *self.place.earlier}
+        digests = {self.manifest["digest"], *self.earlier}
         prefix = f"{self.key} a"
         if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
             return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, was replaced, or others rewrote its files
@@ -289,7 +289,7 @@ class LogTablePromoter:
         except FileNotFoundError:
             return None
         digest = disk.digest(content)
-        return Manifest.loads(content).summary(digest) if digest in self.place.earlier else None
+        return Manifest.loads(content).summary(digest) if digest in self.earlier else None
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class LogTablePromoter:
                 change = self._change(table)
                 if refusal := self.receipts.keep(self.receipt):
                     return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
-                self.receipt = None  # it is kept now; no need to do it again when starting over
+                self.receipt = {}  # it is kept now; no need to do it again when starting over
                 if table.widen(change.add.schema):
                     hit("table.widened")
                     continue

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.formats import delta_types, parquet_schema, parquet_statistics, spark_types, table_rules
@@ -121,9 +121,9 @@ class Delta(LogTableSink):
             return f"{self._who}: the table is append-only (delta.appendOnly)"
         return None
 
-    def app(self, key: Key, handle: Json) -> str:  # noqa: ARG002 - a table has one write of one pipeline
+    def app(self, pipeline: str, handle: Json) -> str:  # noqa: ARG002 - a table has one write of one pipeline
         """Return the app id of the log's `txn` actions, which are the marker."""
-        return f"twophase/{key.pipeline}"
+        return f"twophase/{pipeline}"
 
     def _kind(self, kind: spark_types.SparkType) -> object:
         return delta_types.type_of(kind)

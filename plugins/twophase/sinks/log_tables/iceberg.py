@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json
 from twophase.core.errors import ConfigError
 from twophase.core.hindrances import Refused
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
@@ -126,9 +126,9 @@ class Iceberg(LogTableSink):
         """Return the table's folder, and the one beside it."""
         return (self.location(), self._home)
 
-    def app(self, key: Key, handle: Json) -> str:
+    def app(self, pipeline: str, handle: Json) -> str:
         """Return the property that is the marker; it names the folder, since two writes into one table have two."""
-        return f"twophase.{key.pipeline}.{handle['home'].rpartition('/')[2].removesuffix('.twophase')}"
+        return f"twophase.{pipeline}.{handle['home'].rpartition('/')[2].removesuffix('.twophase')}"
 
     def widens(self, before: str, after: str) -> bool:
         """Say whether Iceberg promotes one type to the other; partition columns are checked before the vote."""

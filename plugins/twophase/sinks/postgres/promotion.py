@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Output
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance, Refused
 from twophase.core.ports import Outcome, Promotion
@@ -85,16 +85,16 @@ def create_markers(cursor: Any) -> None:  # noqa: ANN401 - a cursor
 class PostgresPromoter:
     """Promotes the staged output of one attempt, or says whether it is promoted."""
 
-    def __init__(self, conn_id: str, mode: Mode, key: Key, handle: Json, manifest: Json) -> None:
+    def __init__(self, conn_id: str, mode: Mode, output: Output) -> None:
         """Name the output, and how it gets into the target."""
         self.conn_id = conn_id
         self.mode = mode
-        self.key = key
-        self.handle = handle
-        self.manifest = manifest
-        self.target = TableName(*handle["target"])
-        self.staged = TableName(*handle["staging"])
-        self.slot_rows = SlotRows.of(handle)
+        self.output = output
+        self.key = output.key
+        self.manifest = output.manifest
+        self.target = TableName(*output.handle["target"])
+        self.staged = TableName(*output.handle["staging"])
+        self.slot_rows = SlotRows.of(output.handle)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class PostgresPromoter:
 
     def _already(self, attempt: int, manifest: Json) -> Promotion:
         """Return ALREADY_PROMOTED if this record has ever voted for what the marker names (R10), else FAILED."""
-        if manifest["digest"] not in {self.manifest["digest"], *self.handle.get("earlier", ())}:
+        if manifest["digest"] not in {self.manifest["digest"], *self.output.earlier}:
             why = f"the target has the marker of another {self.key}, which this record did not vote for"
             return Promotion(Outcome.FAILED, why, Hindrance.FOREIGN)
         return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=manifest)
@@ -162,13 +162,13 @@ class PostgresPromoter:
                     session.rollback()
                     return self._find(cursor)
                 hit("promote.marked")
-                receipts.keep(cursor, self.target, self.handle.get("receipt"))
+                receipts.keep(cursor, self.target, self.output.receipt)
                 self._apply(cursor)
                 hit("promote.applied")
                 committing = True
                 session.commit()
                 hit("promote.durable")
-                return Promotion(Outcome.PROMOTED, attempt=self.attempt, manifest=self.manifest)
+                return Promotion(Outcome.PROMOTED, attempt=self.output.attempt, manifest=self.manifest)
         except Refused as error:
             return Promotion(Outcome.FAILED, str(error), error.hindrance)
         except psycopg2.Error as error:
@@ -179,12 +179,6 @@ class PostgresPromoter:
             return self._failed(error)
 
     @property
-    def attempt(self) -> int:
-        """Return the attempt that staged the rows."""
-        found: int = self.handle["attempt"]
-        return found
-
-    @property
     def numbers(self) -> bool:
         """Say whether rows get the checkpoint's number, provided that the target has a column for it."""
         return self.mode.name == "append" or self.slot_rows is not None
@@ -192,7 +186,7 @@ class PostgresPromoter:
     @property
     def order(self) -> Order:
         """Return the checkpoint's place in the order of changes by key."""
-        found: Order = self.handle.get("order", self.key.checkpoint_id)
+        found: Order = self.output.handle.get("order", self.key.checkpoint_id)
         return found
 
     def _failed(self, error: Exception) -> Promotion:
@@ -211,7 +205,7 @@ class PostgresPromoter:
         )
         slot = self.order if isinstance(self.order, str) else None
         manifest = json.dumps(dict(self.manifest), ensure_ascii=False)  # its columns' names fit the database's encoding
-        values = (self.key[0], str(self.target), *self.key[1:], self.attempt, manifest, slot, self.mode.keeps)
+        values = (self.key[0], str(self.target), *self.key[1:], self.output.attempt, manifest, slot, self.mode.keeps)
         cursor.execute(sql.SQL(query).format(MARKERS.sql), values)
         return int(cursor.rowcount) == 1
 

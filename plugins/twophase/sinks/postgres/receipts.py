@@ -34,11 +34,11 @@ def _is_there(cursor: Any) -> bool:  # noqa: ANN401 - a cursor
     return bool(cursor.fetchone()[0])
 
 
-def keep(cursor: Any, target: TableName, receipt: Json | None) -> None:  # noqa: ANN401 - a cursor
+def keep(cursor: Any, target: TableName, receipt: Json) -> None:  # noqa: ANN401 - a cursor
     """Insert a receipt; Refused if its number belongs to another decision. After a restage the later epoch stays."""
     from psycopg2 import sql
 
-    if receipt is None:
+    if not receipt:  # the output was not given one
         return
     create(cursor)
     where = (receipt["pipeline"], str(target), receipt["commit_seq"])

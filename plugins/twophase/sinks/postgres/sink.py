@@ -231,7 +231,6 @@ class Postgres(Sink):
         """Name a staging table; its token is random, since a restored record may repeat epochs."""
         name = f"{self._prefix}_{key.checkpoint_id:08d}_r{key.revision}_a{attempt}_{token}"
         place: dict[str, Any] = {
-            "attempt": attempt,
             "staging": [self.staging_schema, name],
             "target": list(self.target),
         }
@@ -249,38 +248,39 @@ class Postgres(Sink):
             return {}
         return {"slot": slot} if self.slot_column is None else {"slot": slot, "slot_column": self.slot_column}
 
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401, ARG002 - a DataFrame
+    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
         """Let the executors load the rows into the staging table."""
         schema = staging_table.schema_of(frame)
-        columns = self.open(key, sink, handle, schema)
+        columns = self.open(output, schema)
         ready = staging_table.converted(frame, columns)
-        staging_table.load(_which(key, sink), ready, self._staging_conn_id, TableName(*handle["staging"]))
-        return self.seal(key, sink, handle, schema, columns)
+        staging_table.load(output.which, ready, self._staging_conn_id, TableName(*output.handle["staging"]))
+        return self.seal(output, schema, columns)
 
-    def open(self, key: Key, sink: str, handle: Json, schema: Schema) -> Columns:
+    def open(self, output: Output, schema: Schema) -> Columns:
         """Create the staging table, with the target's types; ConfigError if a column does not fit."""
+        which, handle = output.which, output.handle
         if self.key and (ours := [column.name for column in schema if column.name.startswith(OURS)]):
-            msg = f"{_which(key, sink)}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
+            msg = f"{which}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
             raise ConfigError(msg)
         with database.transaction(self._staging_conn_id) as cursor:
             asked = target_check.asked_of(cursor, self.target)
-            columns = self._plan(cursor, _which(key, sink), schema)
-            numbered = [CHECKPOINT] if self._promoter(key, handle, {}).numbers else []
-            target_check.check_columns(_which(key, sink), asked, [*columns, *numbered], self._mode)
+            columns = self._plan(cursor, which, schema)
+            numbered = [CHECKPOINT] if self._promoter(output).numbers else []
+            target_check.check_columns(which, asked, [*columns, *numbered], self._mode)
             if rows := SlotRows.of(handle):
                 kind = columns[rows.column][0] if rows.column in columns else None
-                slot_rows.check_column(cursor, _which(key, sink), rows.column, kind, rows.slot.text)
-            checkpoint = key.checkpoint_id if self.attach else None
+                slot_rows.check_column(cursor, which, rows.column, kind, rows.slot.text)
+            checkpoint = output.key.checkpoint_id if self.attach else None
             staging_table.create(cursor, TableName(*handle["staging"]), columns, checkpoint)
         return columns
 
-    def seal(self, key: Key, sink: str, handle: Json, schema: Schema, columns: Columns) -> Json:
+    def seal(self, output: Output, schema: Schema, columns: Columns) -> Json:
         """Convert and check what was loaded: types, keys, the slot's rows; return the manifest's summary."""
-        which, table = _which(key, sink), TableName(*handle["staging"])
+        which, table = output.which, TableName(*output.handle["staging"])
         hit("stage.written")
         with database.transaction(self._staging_conn_id) as cursor:
             staging_table.finish(cursor, which, table, columns, self.key, planned=bool(self.key) or self.attach)
-            if rows := SlotRows.of(handle):
+            if rows := SlotRows.of(output.handle):
                 rows.check_staged(cursor, which, table, columns[rows.column][0])
             found = staging_table.look(cursor, table)
             cursor.execute("SELECT pg_total_relation_size(%s)", (f'"{table.schema}"."{table.name}"',))
@@ -297,16 +297,16 @@ class Postgres(Sink):
             "schema": [list(column) for column in schema],
         }
 
-    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+    def check(self, output: Output) -> None:
         """Seal the staging table, compare it with the manifest, and check that the target will accept it."""
-        table = TableName(*handle["staging"])
+        key, manifest, table = output.key, output.manifest, TableName(*output.handle["staging"])
         with self._looking() as cursor:
             database.make_durable(cursor)
-            if strange := seal.seal(cursor, table, self.target, self._expected(cursor, key, manifest)):
+            if strange := seal.seal(cursor, table, self.target, self._expected(cursor, output)):
                 msg = f"checkpoint {key}: {strange}"
                 raise ManifestMismatch(msg)
             found = staging_table.look(cursor, table)
-            promoter = self._promoter(key, handle, manifest)
+            promoter = self._promoter(output)
             marker = promoter.marker(cursor)
             later = promoter.later(cursor)
             forgotten = promoter.has_no_place(cursor)
@@ -318,7 +318,7 @@ class Postgres(Sink):
             why = shared or f"{forgotten}; a longer history= keeps more from now on"
             msg = f"checkpoint {key}: {why}"
             raise ConfigError(msg)
-        if marker is not None and marker[1]["digest"] not in handle.get("earlier", ()):
+        if marker is not None and marker[1]["digest"] not in output.earlier:
             msg = f"checkpoint {key}: table {self.target} has its marker already; it is not in this record"
             raise ManifestMismatch(msg)
         if found is None or found.digest(table) != manifest["digest"]:
@@ -327,9 +327,10 @@ class Postgres(Sink):
             raise ManifestMismatch(msg)
         Acceptance(promoter).check()
 
-    def _expected(self, cursor: Any, key: Key, manifest: Json) -> dict[str, str]:  # noqa: ANN401 - a cursor
+    def _expected(self, cursor: Any, output: Output) -> dict[str, str]:  # noqa: ANN401 - a cursor
         """Return the columns that the staging table must have, with their types, from the manifest and the target."""
-        plan = self._plan(cursor, f"checkpoint {key}", tuple(Column(*column) for column in manifest["schema"]))
+        schema = tuple(Column(*column) for column in output.manifest["schema"])
+        plan = self._plan(cursor, f"checkpoint {output.key}", schema)
         marked = {CHECKPOINT: "bigint"} if self.attach else {}
         return {name: postgres for name, (postgres, _) in plan.items()} | marked
 
@@ -339,16 +340,16 @@ class Postgres(Sink):
         changes = self.mode == "retract"
         return staging_table.plan(which, schema, there, create=self.create, changes=changes, bases=bases)
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> RowSet:  # noqa: ARG002 - its table is named in the handle
+    def staged(self, output: Output) -> RowSet:
         """Return the rows that an attempt staged; for a changelog, the changes themselves."""
-        return PostgresRows(self.conn_id, RowSelection(TableName(*handle["staging"])), manifest["schema"])
+        return PostgresRows(self.conn_id, RowSelection(TableName(*output.handle["staging"])), output.manifest["schema"])
 
-    def changing(self, key: Key, handle: Json, manifest: Json) -> tuple[RowSet, RowSet] | None:  # noqa: ARG002 - see staged
+    def changing(self, output: Output) -> tuple[RowSet, RowSet] | None:
         """Return the rows of the staged keys, or of the slot: as they are now, and as they would be after promotion."""
-        table, rows, then = TableName(*handle["staging"]), SlotRows.of(handle), None
+        table, rows, then = TableName(*output.handle["staging"]), SlotRows.of(output.handle), None
         if rows is None and self.mode not in BY_KEY:
             return None
-        schema = [column for column in manifest["schema"] if column[0] != CHANGE]
+        schema = [column for column in output.manifest["schema"] if column[0] != CHANGE]
         with self._looking() as cursor:
             there = database.columns_of(cursor, self.target)
             if rows is not None:
@@ -366,28 +367,28 @@ class Postgres(Sink):
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def _promoter(self, key: Key, handle: Json, manifest: Json) -> PostgresPromoter:
+    def _promoter(self, output: Output) -> PostgresPromoter:
         mode = self._mode
-        if by_checkpoint(self.mode, handle):  # replacing a slot's rows means appending its next revision
+        if by_checkpoint(self.mode, output.handle):  # replacing a slot's rows means appending its next revision
             mode = replace(mode, name="append")
-        return PostgresPromoter(self.conn_id, mode, key, handle, manifest)
+        return PostgresPromoter(self.conn_id, mode, output)
 
     @property
     def _mode(self) -> Mode:
         return Mode(self.mode, tuple(self.key), create=self.create, attach=self.attach, history=self.history)
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         """Say whether the output is promoted, staged or lost; change no row."""
-        return self._promoter(key, handle, manifest).find()
+        return self._promoter(output).find()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         """Apply the staged rows in one transaction with the marker."""
-        return self._promoter(key, handle, manifest).promote()
+        return self._promoter(output).promote()
 
-    def discard(self, key: Key, handle: Json) -> None:  # noqa: ARG002 - every attempt of it goes
+    def discard(self, output: Output) -> None:
         """Remove what any attempt of an aborted revision staged."""
         for left in self.attempts():
-            if (left.checkpoint_id, left.revision) == (key.checkpoint_id, key.revision):
+            if left[:2] == output.key[1:]:
                 self.remove(left)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
@@ -438,7 +439,7 @@ class Postgres(Sink):
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with its marker, and with its rows: by their count, or upserted ones by key."""
-        promoter = self._promoter(output.key, output.handle, output.manifest)
+        promoter = self._promoter(output)
         with self._looking() as cursor:
             yield from self._held(cursor).differences(output, promoter)
 
@@ -495,7 +496,3 @@ class Postgres(Sink):
                 msg = f"checkpoint {output.key}: its rows in {self.target} were replaced since and are not kept"
                 raise ManifestMismatch(msg)
         return row_read.frame(spark, self.conn_id, self.target, outputs)
-
-
-def _which(key: Key, sink: str) -> str:
-    return f"checkpoint {key}: sink {sink!r}"

@@ -74,8 +74,6 @@ class FilesPaths:
         self.table = Path(handle["table"])
         self.side = side(self.table)
         self.name: str = handle["name"]
-        #: Digests that were voted for before a restage: the output with such a digest may still turn up (R10).
-        self.earlier: list[str] = handle.get("earlier", [])
         #: The marker of the committed revision that this one takes the place of.
         self.replaces: Marker | None = Marker.parse(handle.get("replaces") or "")
         self.prefix = self.name.rpartition(".")[0]

@@ -37,12 +37,12 @@ class Receipts:
     def _path(self, pipeline: str, seq: int, suffix: str = _SUFFIX) -> str:
         return f"{self._folder(pipeline)}/{seq // SHARE:09d}/{seq:012d}{suffix}"
 
-    def keep(self, receipt: Json | None) -> str | None:
+    def keep(self, receipt: Json) -> str | None:
         """Write a receipt, durably; return why not, if its number belongs to another decision. Repeatable.
 
         A restage raises the epoch; of two receipts of one decision the one with the later epoch stays.
         """
-        if receipt is None:
+        if not receipt:  # the output was not given one
             return None
         content = json.dumps(receipt, separators=(",", ":")).encode()
         path = self._path(receipt["pipeline"], receipt["commit_seq"])
@@ -90,9 +90,9 @@ class Receipts:
 
     # --- for a write-ahead sink, whose committer may have been restored from a backup --------------------------------
 
-    def close(self, receipt: Json | None) -> None:
+    def close(self, receipt: Json) -> None:
         """Note that the output of a decision was sent completely."""
-        if receipt is not None:
+        if receipt:
             self.storage.create(self._path(receipt["pipeline"], receipt["commit_seq"], _DONE), b"")
 
     def is_closed(self, key: Key, seq: int) -> bool:

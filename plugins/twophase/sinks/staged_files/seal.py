@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-from twophase.core.checkpoint import Json, Key
+from twophase.core.checkpoint import Json, Output
 from twophase.core.errors import ManifestMismatch, NoSpace
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Manifest, Schema
@@ -18,7 +18,6 @@ from twophase.storage.base import FileFacts, Storage, Target, Where
 class StagingPaths(Protocol):
     """The paths of one attempt's staged output and of its manifest."""
 
-    key: Key
     storage: Storage
 
     @property
@@ -39,8 +38,6 @@ class StagingPaths(Protocol):
 class Written(NamedTuple):
     """What Spark wrote, and how to read it."""
 
-    attempt: int
-    sink: str
     schema: Schema
     format: str
     options: Json
@@ -48,30 +45,30 @@ class Written(NamedTuple):
     folder: str | None = None
 
 
-def prefix(key: Key, attempt: int) -> str:
+def prefix(output: Output) -> str:
     """Return the prefix of the names of an attempt's files (R17)."""
-    return f"part-r{key.revision}-a{attempt}"
+    return f"part-r{output.key.revision}-a{output.attempt}"
 
 
-def seal(place: StagingPaths, written: Written, known: Mapping[str, FileFacts] | None = None) -> Json:
+def seal(place: StagingPaths, output: Output, written: Written, known: Mapping[str, FileFacts] | None = None) -> Json:
     """Make the files in the staging folder durable, and write the manifest; return the manifest's summary.
 
     `known` is what the writers reported of their files, if they did.
     """
-    key, attempt = place.key, written.attempt
+    attempt = output.attempt
     hit("stage.written")
-    with explained(place, written.sink):
-        target = Target(place.staged, prefix(key, attempt), written.format, written.options)
+    with explained(place, output):
+        target = Target(place.staged, prefix(output), written.format, written.options)
         files = tuple(place.storage.seal(target, known))
-        manifest = Manifest(key, written.sink, attempt, written.schema, files, written.folder)
+        manifest = Manifest(output.key, output.sink, attempt, written.schema, files, written.folder)
         hit("stage.durable")
         content = manifest.dumps()
         try:
             place.storage.create(place.manifest(attempt), content)
         except FileExistsError as error:
             msg = (
-                f"checkpoint {key}: sink {written.sink!r}: another attempt {attempt} left the manifest"
-                f" {place.manifest(attempt)}: the record is older than the table; run again"
+                f"{output.which}: another attempt {attempt} left the manifest {place.manifest(attempt)}: the record is"
+                " older than the table; run again"
             )
             raise ManifestMismatch(msg) from error
     hit("stage.manifest")
@@ -79,22 +76,22 @@ def seal(place: StagingPaths, written: Written, known: Mapping[str, FileFacts] |
 
 
 @contextmanager
-def explained(place: StagingPaths, sink: str) -> Iterator[None]:
+def explained(place: StagingPaths, output: Output) -> Iterator[None]:
     """Raise NoSpace where the operating system says that the storage is full."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            msg = f"checkpoint {place.key}: sink {sink!r}: no space left for {place.side}; nothing was committed"
+            msg = f"{output.which}: no space left for {place.side}; nothing was committed"
             raise NoSpace(msg) from error
         raise
 
 
-def expect_output(place: StagingPaths, sink: str) -> None:
+def expect_output(place: StagingPaths, output: Output) -> None:
     """Raise ManifestMismatch if a job of the user's own wrote nothing to the staging folder."""
     if not place.storage.has(place.staged):
         msg = (
-            f"checkpoint {place.key}: sink {sink!r}: the job ended well and wrote nothing to {place.staged}; pass it"
-            f" {{{{ staging('{sink}') }}}} as its output path"
+            f"{output.which}: the job ended well and wrote nothing to {place.staged}; pass it"
+            f" {{{{ staging('{output.sink}') }}}} as its output path"
         )
         raise ManifestMismatch(msg)

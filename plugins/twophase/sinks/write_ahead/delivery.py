@@ -33,7 +33,7 @@ from twophase.storage import disk
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from twophase.core.checkpoint import Json, Key
+    from twophase.core.checkpoint import Key, Output
     from twophase.core.manifest import StagedFile
     from twophase.sinks.write_ahead.committers import CheckpointCommitter
 
@@ -75,21 +75,27 @@ class Sends(Protocol):
 class Delivery:
     """Sends the rows that one attempt staged, or says how many of them are sent."""
 
-    key: Key
-    handle: Json
-    manifest: Json
+    output: Output
     committer: CheckpointCommitter
-    #: The attempt that staged the rows.
-    attempt: int
     idempotent: bool
     republish: bool
+
+    @property
+    def key(self) -> Key:
+        """Return the revision that the rows are of."""
+        return self.output.key
+
+    @property
+    def attempt(self) -> int:
+        """Return the attempt that staged the rows."""
+        return self.output.attempt
 
     # --- where it stands ---------------------------------------------------------------------------------------------
 
     @property
     def place(self) -> FilesPaths:
         """Return where the rows are staged."""
-        return FilesPaths(self.key, self.handle)
+        return FilesPaths(self.key, self.output.handle)
 
     def find(self) -> Promotion:
         """Say whether the rows are sent, staged or lost; change nothing. Ask the committer again before saying lost."""
@@ -101,7 +107,7 @@ class Delivery:
                 sent = sent or self._sent()
         except Exception as error:  # noqa: BLE001 - a user's own committer may raise anything: ask again later
             return _later(self.key, error)
-        reason = f"{len(left)} of {self.manifest['files']} subtasks to be sent, staged at {self.place.staged}"
+        reason = f"{len(left)} of {self.output.manifest['files']} subtasks to be sent, staged at {self.place.staged}"
         return sent or lost or Promotion(Outcome.RETRY_LATER, reason)
 
     def _sent(self) -> Promotion | None:
@@ -111,16 +117,17 @@ class Delivery:
         for attempt in self._earlier():
             path = self.place.manifest(attempt)
             content = path.read_bytes() if path.exists() else b""
-            if (checksum := disk.digest(content)) in self.place.earlier:
+            if (checksum := disk.digest(content)) in self.output.earlier:
                 found = Manifest.loads(content).summary(checksum)
-                if not replace(self, attempt=attempt, manifest=found).pending():
+                if not replace(self, output=replace(self.output, attempt=attempt, manifest=found)).pending():
                     return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=found)
         return None
 
     def pending(self) -> list[int]:
         """Return the subtasks that are not committed, in order."""
         first = self.attempt * STRIDE if self._begun_before() else 0
-        return [number for number in range(first, first + self.manifest["files"]) if not self._is_committed(number)]
+        numbers = range(first, first + self.output.manifest["files"])
+        return [number for number in numbers if not self._is_committed(number)]
 
     def _is_committed(self, subtask: int) -> bool:
         return self.committer.is_committed(subtask, self.key.checkpoint_id, self.key.revision)
@@ -135,12 +142,12 @@ class Delivery:
 
     def _earlier(self) -> range:
         """Return the attempts before this one if one of them was voted for, else none."""
-        return range(1, self.attempt if self.place.earlier else 1)
+        return range(1, self.attempt if self.output.earlier else 1)
 
     def begun_elsewhere(self) -> bool:
         """Say whether sending has begun though this record never voted for the revision: another record did (R17)."""
         with self.committer:
-            return not self.place.earlier and self._is_committed(BEGUN)
+            return not self.output.earlier and self._is_committed(BEGUN)
 
     def cut_off(self) -> str | None:
         """Say why restaged rows must not be sent; None if they may be."""
@@ -172,7 +179,7 @@ class Delivery:
 
     def _load(self) -> Manifest:
         """Load the manifest, and check the staged files against it."""
-        manifest = manifest_check.load(self.place, self.attempt, self.manifest["digest"])
+        manifest = manifest_check.load(self.place, self.attempt, self.output.manifest["digest"])
         if not self.place.staged.is_dir():
             msg = f"checkpoint {self.key}: staged output {self.place.staged} is gone"
             raise ManifestMismatch(msg)
@@ -253,16 +260,15 @@ class Delivery:
             raise NotNow(msg)
 
     def _timestamp(self) -> datetime:
-        """Return when the revision was begun, or when its rows were staged if the handle does not say it."""
-        if begun := self.handle.get("timestamp"):
-            return datetime.fromisoformat(begun)
-        return datetime.fromtimestamp(self.place.manifest(self.attempt).stat().st_mtime, UTC)
+        """Return when the revision began, or when its rows were staged if nobody says it."""
+        return self.output.began or datetime.fromtimestamp(self.place.manifest(self.attempt).stat().st_mtime, UTC)
 
     def _rows(self, number: int, file: StagedFile, manifest: Manifest) -> Iterator[Row]:
         """Yield the rows of a staged file in their order, with one batch in memory at a time."""
         import pyarrow.parquet as pq
 
-        stem = f"{self.key.pipeline}/{self.handle['operator']}/{self.key.checkpoint_id}/r{self.key.revision}/{number}"
+        pipeline, checkpoint_id, revision = self.key
+        stem = f"{pipeline}/{self.output.handle['operator']}/{checkpoint_id}/r{revision}/{number}"
         of_instants = {name for name, kind in manifest.schema if "timestamp" in kind and "timestamp_ntz" not in kind}
         ordinal = 0
         path = self.place.staged / file.path

@@ -26,7 +26,7 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.files.sink import Files
-from twophase.sinks.staged_files.layout import ATTEMPT, FilesPaths, side
+from twophase.sinks.staged_files.layout import side
 from twophase.sinks.staged_files.receipts import Receipts
 from twophase.sinks.write_ahead.committers import CheckpointCommitter, Mark, declared
 from twophase.sinks.write_ahead.delivery import ID, REVISION, Delivery, Row, Sends
@@ -234,108 +234,105 @@ class WriteAhead(Sink):
         """Name a staging folder and the operator id, so that recovery can promote from the record alone."""
         return {**self._log.place(key, attempt, token), "operator": self._operator}
 
-    def stage(self, frame: Any, key: Key, attempt: int, sink: str, handle: Json) -> Json:  # noqa: ANN401 - a DataFrame
+    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
         """Let Spark write the frame, then seal what it wrote."""
-        self._check_columns(key, sink, frame.columns)
-        return self._log.stage(frame, key, attempt, sink, handle)
+        self._check_columns(output, frame.columns)
+        return self._log.stage(frame, output)
 
-    def seal(self, key: Key, attempt: int, sink: str, handle: Json, schema: tuple[Column, ...]) -> Json:
+    def seal(self, output: Output, schema: tuple[Column, ...]) -> Json:
         """Make the staged files durable, and write their manifest."""
-        self._check_columns(key, sink, [column.name for column in schema])
-        return self._log.seal(key, attempt, sink, handle, schema)
+        self._check_columns(output, [column.name for column in schema])
+        return self._log.seal(output, schema)
 
-    def staging_path(self, key: Key, handle: Json) -> str:
+    def staging_path(self, output: Output) -> str:
         """Return the staging folder: the output path for a Spark job of the user's own, which writes Parquet."""
-        return self._log.staging_path(key, handle)
+        return self._log.staging_path(output)
 
-    def inspect(self, key: Key, attempt: int, sink: str, handle: Json) -> Json:
+    def inspect(self, output: Output) -> Json:
         """Seal what the user's own job wrote."""
-        staged = self._log.inspect(key, attempt, sink, handle)
-        self._check_columns(key, sink, [name for name, _ in staged["schema"]])
+        staged = self._log.inspect(output)
+        self._check_columns(output, [name for name, _ in staged["schema"]])
         return staged
 
-    def _check_columns(self, key: Key, sink: str, names: Iterable[str]) -> None:
+    def _check_columns(self, output: Output, names: Iterable[str]) -> None:
         ours = {ID} if self.idempotent else set()
         ours |= {REVISION} if self.republish else set()
         if clash := sorted(ours & set(names)):
-            msg = f"checkpoint {key}: sink {sink!r}: a column cannot be named {clash[0]!r}: rows are sent with ours"
+            msg = f"{output.which}: a column cannot be named {clash[0]!r}: rows are sent with ours"
             raise ConfigError(msg)
 
-    def check(self, key: Key, handle: Json, manifest: Json) -> None:
+    def check(self, output: Output) -> None:
         """Compare the staged folder with its manifest before the vote, and check that none of it was sent before."""
-        self._log.check(key, handle, manifest)
+        self._log.check(output)
         try:
-            delivery = self._delivery(key, handle, manifest)
+            delivery = self._delivery(output)
             begun, cut_off = delivery.begun_elsewhere(), delivery.cut_off()
         except SinkUnavailable as error:
             log.warning("%s; rows are staged, and sent once it is back", error)
             return
         if cut_off:
-            msg = f"checkpoint {key}: {cut_off}"
+            msg = f"checkpoint {output.key}: {cut_off}"
             raise ManifestMismatch(msg)
         if begun:
             msg = (
-                f"checkpoint {key}: rows of it were sent already, says {self.committer.which}, and this record does not"
-                " know of it; was it restored from an older one? Give the pipeline a new name"
+                f"checkpoint {output.key}: rows of it were sent already, says {self.committer.which}, and this record"
+                " does not know of it; was it restored from an older one? Give the pipeline a new name"
             )
             raise ManifestMismatch(msg)
 
-    def staged(self, key: Key, handle: Json, manifest: Json) -> DuckDBRows:
+    def staged(self, output: Output) -> DuckDBRows:
         """Return the rows that an attempt staged, for audits."""
-        return self._log.staged(key, handle, manifest)
+        return self._log.staged(output)
 
     # --- promote -----------------------------------------------------------------------------------------------------
 
-    def _delivery(self, key: Key, handle: Json, manifest: Json, attempt: int | None = None) -> Delivery:
-        match = ATTEMPT.fullmatch(handle["name"])
-        number = attempt or (int(match[3]) if match else 0)
-        committer = self.committer.of(key.pipeline, handle["operator"])
-        return Delivery(key, handle, manifest, committer, number, self.idempotent, self.republish)
+    def _delivery(self, output: Output) -> Delivery:
+        committer = self.committer.of(output.key.pipeline, output.handle["operator"])
+        return Delivery(output, committer, self.idempotent, self.republish)
 
-    def find(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def find(self, output: Output) -> Promotion:
         """Ask the receipts and the committer whether the output was sent; change nothing."""
         try:
-            delivery = self._delivery(key, handle, manifest)
+            delivery = self._delivery(output)
         except (ConfigError, ImportError) as error:
             return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
-        return self._closed(key, handle) or delivery.find()
+        return self._closed(output) or delivery.find()
 
-    def promote(self, key: Key, handle: Json, manifest: Json) -> Promotion:
+    def promote(self, output: Output) -> Promotion:
         """Send every subtask that the committer does not have as sent."""
         try:
-            delivery = self._delivery(key, handle, manifest)
+            delivery = self._delivery(output)
         except (ConfigError, ImportError) as error:
             return Promotion(Outcome.RETRY_LATER, f"the committer cannot be asked: {error}")
-        if not FilesPaths(key, handle).reachable:
+        if not delivery.place.reachable:
             return delivery.find()
-        if closed := self._closed(key, handle):
+        if closed := self._closed(output):
             return delivery.remember(closed)
-        kept = self._receipts(handle)
-        if refusal := kept.keep(handle.get("receipt")):
+        kept = self._receipts(output)
+        if refusal := kept.keep(output.receipt):
             return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
         sent = delivery.send(lambda: self._sender_class()(**self.arguments))
         if sent.outcome in {Outcome.PROMOTED, Outcome.ALREADY_PROMOTED}:
-            kept.close(handle.get("receipt"))
+            kept.close(output.receipt)
             hit("send.closed")
         return sent
 
-    def _closed(self, key: Key, handle: Json) -> Promotion | None:
+    def _closed(self, output: Output) -> Promotion | None:
         """Say, by the receipts, that all was sent; the committer may have been restored from a backup. Else None."""
-        seq = handle.get("commit_seq")
-        if seq is None or not self._receipts(handle).is_closed(key, seq):
+        if output.commit_seq is None or not self._receipts(output).is_closed(output.key, output.commit_seq):
             return None
         return Promotion(Outcome.ALREADY_PROMOTED)
 
-    def _receipts(self, handle: Json) -> Receipts:
-        return Receipts(DISK, side(Path(handle["table"])))
+    def _receipts(self, output: Output) -> Receipts:
+        return Receipts(DISK, side(Path(output.handle["table"])))
 
-    def discard(self, key: Key, handle: Json) -> None:
+    def discard(self, output: Output) -> None:
         """Remove what the attempts of an aborted revision staged; none of it was sent."""
-        self._log.discard(key, handle)
+        self._log.discard(output)
 
-    def discard_earlier(self, key: Key, attempt: int, handle: Json) -> None:
+    def discard_earlier(self, output: Output, voted: Output) -> None:
         """Remove what earlier attempts staged: by `check` none of it was sent, or all of it may be sent again."""
-        self._log.discard_earlier(key, attempt, handle)
+        self._log.discard_earlier(output, voted)
 
     # --- sweep -------------------------------------------------------------------------------------------------------
 
@@ -380,8 +377,8 @@ class WriteAhead(Sink):
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with what the committer remembers; what the system holds cannot be seen here."""
-        delivery = self._delivery(output.key, output.handle, output.manifest, output.attempt)
-        if self.committer.forgets and not FilesPaths(output.key, output.handle).staged.exists():
+        delivery = self._delivery(output)
+        if self.committer.forgets and not delivery.place.staged.exists():
             return  # its rows are swept, so the committer has dropped it
         with delivery.committer as committer:
             for subtask in delivery.pending():
