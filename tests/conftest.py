@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         together = str(item.path)
-        if not {"broker", "killed_broker"}.isdisjoint(getattr(item, "fixturenames", ())):
+        if "kafka" in item.name or not {"broker", "killed_broker"}.isdisjoint(getattr(item, "fixturenames", ())):
             together = "kafka"
         if item.path.parent.name == "airflow" or item.get_closest_marker("airflow"):
             together = "airflow"

@@ -39,7 +39,7 @@ LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
 ALL = "+".join(several_sinks.LOCAL)
 KINDS = (
     *(kind for kind in several_sinks.DECLARED if kind != "files"),
-    *("files+postgres", "postgres+delta", "files+iceberg", "files+sent", ALL),
+    *("files+postgres", "postgres+delta", "files+iceberg", "files+sent", "kafka+files", "postgres+kafka", ALL),
 )
 #: Sinks that become visible subtask by subtask.
 BIT_BY_BIT = frozenset({"sent"})
@@ -50,6 +50,8 @@ FEW = {
     "constrained": ("vote.tried", "promote.applied"),
     "delta": ("promote.checked", "promote.visible"),
     "iceberg": ("promote.visible",),
+    "kafka": ("kafka.marked", "kafka.committed"),
+    "kafka+files": ("kafka.sent",),
     "sent": ("send.row", "send.sent"),
     "delta_s3": ("promote.visible",),
     "iceberg_s3": (),
@@ -60,7 +62,7 @@ FEW = {
 }
 #: What was sent cannot be taken back.
 REPLACEABLE = (
-    *(kinds for kinds in KINDS if "sent" not in kinds),
+    *(kinds for kinds in KINDS if "sent" not in kinds and "kafka" not in kinds),
     "+".join(kind for kind in several_sinks.LOCAL if kind != "sent"),
     *(f"{kinds}{several_sinks.BY_SLOTS}" for kinds in ("replaced", "upserted", "files+replaced")),
 )
@@ -76,14 +78,15 @@ def points(kinds: str) -> list[str]:
     """Return what a pipeline into these comes by."""
     parts = set(several_sinks.split(kinds))
     met = {
-        STAGED_AS_FILES: parts & {"files", "sent", *LAKES},
+        STAGED_AS_FILES: parts & {"files", "sent", "kafka", *LAKES},
         CHECKED: parts & {"files", *LAKES},
         TAKEN: parts & {"files"},
         RECEIPTED: parts & {"files", "sent", *LAKES},
         POSTGRES_ONLY: parts & set(several_sinks.TABLES),
         frozenset({"vote.tried"}): parts & several_sinks.TRIED,
-        frozenset({"promote.durable"}): parts - {"sent"},
+        frozenset({"promote.durable"}): parts - {"sent", "kafka"},
         scenarios.SENDING: parts & {"sent"},
+        scenarios.KAFKA: parts & {"kafka"},
     }
     left_out = NOT_HERE.union(*(names for names, by in met.items() if not by))
     return [name for name in FAILPOINTS if name not in left_out]
@@ -110,6 +113,8 @@ def replacements() -> Iterator[object]:
 def _target(request: pytest.FixtureRequest, home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "s3" in request.node.callspec.params["kinds"]:
         request.getfixturevalue("s3")
+    if "kafka" in request.node.callspec.params["kinds"]:
+        several_sinks.serve_kafka(request.getfixturevalue("kafka"))
     monkeypatch.setenv("TWOPHASE_LEASE", "0.5")
     monkeypatch.setenv(several_sinks.TARGET, dsn.replace("postgresql+psycopg2", "postgres"))
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))

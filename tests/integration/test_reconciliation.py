@@ -53,8 +53,10 @@ MORE_KINDS = ("upserted", "attached", "iceberg")
 
 
 @pytest.fixture
-def backups(home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backups]:
+def backups(request: pytest.FixtureRequest, home: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backups]:
     """Return the backups of a user whose sinks are all on this machine."""
+    if "[kafka" in request.node.name:
+        several_sinks.serve_kafka(request.getfixturevalue("kafka"))
     plain = dsn.replace("postgresql+psycopg2", "postgres")
     monkeypatch.setenv(several_sinks.TARGET, plain)
     monkeypatch.setenv("AIRFLOW_CONN_DWH", plain)
@@ -110,7 +112,7 @@ def queries_of(record: PostgresRecord, query: str, without: str) -> list[dict[st
     return [{name: value for name, value in row.items() if name != without} for row in rows]
 
 
-@pytest.mark.parametrize("kinds", ["files", pytest.param("delta+iceberg", marks=pytest.mark.slow), EVERY])
+@pytest.mark.parametrize("kinds", ["files", "kafka", pytest.param("delta+iceberg", marks=pytest.mark.slow), EVERY])
 def test_every_run_is_refused_until_the_record_knows_its_sinks_and_then_goes_on_once(
     backups: Backups, record: PostgresRecord, kinds: str
 ) -> None:

@@ -56,6 +56,10 @@ _SETTINGS = {
     "node.id": str(_NODE),
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": ",".join(
+        f"{name}:{name}" for name in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+    )
+    + ",CONTROLLER:PLAINTEXT",
     "auto.create.topics.enable": "false",
     "broker.session.timeout.ms": "1500",
     "broker.heartbeat.interval.ms": "500",
@@ -82,6 +86,15 @@ def connector() -> list[Path]:
 def broker_jars() -> list[Path]:
     """Return the jars of the broker, Java's clients among them; they are fetched if need be."""
     return jars.fetched(f"kafka-{VERSION}", kafka_jars.BROKER)
+
+
+def console_consumer(address: str, topic: str) -> list[str]:
+    """Return the command of Kafka's own consumer, in Java: it prints each committed record of a topic, for ever."""
+    java, _ = find_java(sys.executable)
+    classes = ":".join(map(str, [*broker_jars(), *jars.fetched(f"kafka-{VERSION}", kafka_jars.TOOLS)]))
+    main = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    where = ("--bootstrap-server", address, "--topic", topic, "--from-beginning")
+    return [str(java), *QUICK, "-cp", classes, main, *where, "--isolation-level", "read_committed"]
 
 
 @dataclass

@@ -102,6 +102,12 @@ org.yaml:snakeyaml:2.5
     e6682acf1ace77508ef13649cbf4f8d09d2cf5457bdb61d25ffb6ac0233d78dd
 """
 
+#: Kafka's own command line, for a reader that is not ours; it needs the broker's jars, too.
+TOOLS = """
+org.apache.kafka:kafka-tools:4.2.1
+    28142ee12baf9e7d46e4784c612aed7a8565e80462616b0ddfb4e2f8d7837e53
+"""
+
 CONNECTOR = """
 org.apache.commons:commons-pool2:2.13.1
     f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f

@@ -38,8 +38,10 @@ TABLES = ("lake/words", "lake/copy")
 WRITES = ("lake", "copy")
 #: Failpoints of the write-ahead sink: its own tests kill it at each.
 SENDING = frozenset(name for name in FAILPOINTS if name.startswith("send."))
+#: Failpoints of the Kafka sink.
+KAFKA = frozenset(name for name in FAILPOINTS if name.startswith("kafka."))
 #: Failpoints of sinks that are no tables of files.
-OTHER_SINKS = SENDING | {"vote.tried", "promote.marked", "promote.applied", "table.created", "table.widened"}
+OTHER_SINKS = SENDING | KAFKA | {"vote.tried", "promote.marked", "promote.applied", "table.created", "table.widened"}
 #: Failpoints that only sources of offsets come by.
 OFFSETS = frozenset({"begin.pinned", "report.before", "report.after"})
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -13,14 +14,18 @@ import psycopg2
 
 from support.crashes.scenarios import Failing
 from support.pipelines.factories import PreStaged, Row, land, numbered, visible, words_pipeline
+from support.servers.kafka import make_topic
+from support.servers.kafka import read as read_topic
 from support.servers.s3 import BUCKET, CONN_ID
 from support.sinks.log_tables import CATALOG as IN_A_FILE
 from support.sinks.log_tables import DeltaFormat, IcebergFormat
 from support.sinks.senders import kept
 from twophase import Pipeline, ownership, sinks, sources
+from twophase.core.connections import required
 from twophase.core.errors import AttemptFailed
 from twophase.core.settings import home
 from twophase.core.states import State
+from twophase.local.kafka import Broker
 from twophase.local.record_access import open_record
 from twophase.reconciliation import reconcile as reconcile_all
 from twophase.runner import Runner
@@ -36,7 +41,7 @@ from twophase.wiring import coordinator_of
 for needed in (
     *("adbc_driver_postgresql.dbapi", "deltalake", "psycopg2.extras", "psycopg2.sql", "pyiceberg.io.pyarrow"),
     *("rich.table", "sqlalchemy.dialects.sqlite", "twophase.committer.registry", "twophase.sinks.log_tables.delta"),
-    *("twophase.sinks.log_tables.iceberg", "xxhash"),
+    *("twophase.sinks.log_tables.iceberg", "xxhash", "confluent_kafka.admin", "twophase.sinks.kafka.sink"),
 ):
     importlib.import_module(needed)
 
@@ -60,13 +65,14 @@ DECLARED: dict[str, Callable[[], Sink]] = {
     ),
     "delta": lambda: sinks.Delta("delta/words"),
     "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=os.environ.get(CATALOG) or IN_A_FILE),
+    "kafka": lambda: sinks.Kafka(f"words-{_mine()}", conn_id="kafka", markers=f"markers-{_mine()}"),
     "delta_s3": lambda: sinks.Delta(f"{_bucket()}/delta/words", conn_id=CONN_ID),
     "iceberg_s3": lambda: sinks.Iceberg(
         "db.remote", path=f"{_bucket()}/iceberg/words", conn_id=CONN_ID, catalog=IN_A_FILE
     ),
 }
 #: Those on this machine's disk and in its database.
-LOCAL = tuple(kind for kind in DECLARED if not kind.endswith("_s3"))
+LOCAL = tuple(kind for kind in DECLARED if not kind.endswith("_s3") and kind != "kafka")
 #: The tables of the target database.
 TABLES = {
     "postgres": "words",
@@ -138,8 +144,18 @@ def land_days(*days: int) -> list[Row]:
 
 
 def _bucket() -> str:
-    """Return a folder of the test's own: its run folder has a name of its own."""
-    return f"s3://{BUCKET}/{hashlib.sha256(str(home()).encode()).hexdigest()[:8]}"
+    """Return a folder of the test's own."""
+    return f"s3://{BUCKET}/{_mine()}"
+
+
+def _mine() -> str:
+    """Return a name of the test's own: its run folder has one."""
+    return hashlib.sha256(str(home()).encode()).hexdigest()[:8]
+
+
+def serve_kafka(broker: Broker) -> None:
+    """Create the topic that the Kafka sink of this test writes to."""
+    make_topic(broker, 2, f"words-{_mine()}")
 
 
 def pipeline(kinds: str) -> Pipeline:
@@ -158,6 +174,9 @@ def held(kind: str) -> list[Row]:
         return visible("lake/words")
     if kind == "sent":
         return kept(home() / "kept.db")
+    if kind == "kafka":
+        address = required("kafka").extra["bootstrap.servers"]
+        return [json.loads(message.value()) for message in read_topic(address, f"words-{_mine()}")]
     if kind.startswith(("delta", "iceberg")):
         form = DeltaFormat() if kind.startswith("delta") else IcebergFormat()
         sink = DECLARED[kind]()

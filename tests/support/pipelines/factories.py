@@ -21,6 +21,7 @@ from twophase.core.settings import data_path
 from twophase.runner import Runner, script
 from twophase.sinks.base import Sink
 from twophase.sinks.files.sink import Files
+from twophase.sinks.kafka.sink import Kafka
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.write_ahead.sink import WriteAhead
 from twophase.sources.base import Source
@@ -138,7 +139,7 @@ _ARROW = {
 
 
 def stage_rows(  # noqa: PLR0917 - as a Spark job has them
-    sink: Files | WriteAhead,
+    sink: Files | WriteAhead | Kafka,
     handle: Json,
     prefix: str,
     rows: list[Row],

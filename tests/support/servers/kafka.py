@@ -54,12 +54,13 @@ def environment(broker: Broker) -> Mapping[str, str]:
     return {f"AIRFLOW_CONN_{CONN_ID.upper()}": connection(broker.address())}
 
 
-def client(broker: Broker, **settings: Any) -> dict[str, Any]:
-    """Return the settings of a client of librdkafka that says nothing on stderr."""
-    return {"bootstrap.servers": broker.address(), "log_level": 0, **settings}
+def client(broker: Broker | str, **settings: Any) -> dict[str, Any]:
+    """Return the settings of a client of librdkafka that says nothing on stderr; an address will do for a broker."""
+    address = broker if isinstance(broker, str) else broker.address()
+    return {"bootstrap.servers": address, "log_level": 0, **settings}
 
 
-def admin(broker: Broker) -> AdminClient:
+def admin(broker: Broker | str) -> AdminClient:
     from confluent_kafka.admin import AdminClient
 
     return AdminClient(client(broker))
@@ -81,7 +82,31 @@ def make_topic(broker: Broker, partitions: int = 1, name: str | None = None, **c
     raise AssertionError(msg)
 
 
-def ends(broker: Broker, topic: str, *, committed: bool = True) -> dict[int, int]:
+def delete_topic(broker: Broker, topic: str) -> None:
+    """Delete a topic, and wait until nobody sees it any more."""
+    asked = admin(broker)
+    asked.delete_topics([topic])[topic].result(30)
+    assert any(topic not in admin(broker).list_topics(timeout=30).topics for _ in polls(30))
+
+
+def delete_records(broker: Broker, topic: str, partition: int, before: int) -> None:
+    """Delete the records of a partition before an offset, as retention does."""
+    from confluent_kafka import TopicPartition
+
+    asked, some = admin(broker), TopicPartition(topic, partition, before)
+    asked.delete_records([some])[some].result(30)
+
+
+def set_policy(broker: Broker, topic: str, policy: str) -> None:
+    """Let a topic be compacted, or let its records be deleted."""
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    asked, resource = admin(broker), ConfigResource("topic", topic, incremental_configs=[entry])
+    asked.incremental_alter_configs([resource])[resource].result(30)
+
+
+def ends(broker: Broker | str, topic: str, *, committed: bool = True) -> dict[int, int]:
     """Return where each partition ends: for readers of committed records, or for all."""
     from confluent_kafka import IsolationLevel, TopicPartition
     from confluent_kafka.admin import OffsetSpec
@@ -94,9 +119,9 @@ def ends(broker: Broker, topic: str, *, committed: bool = True) -> dict[int, int
     return {place.partition: future.result(30).offset for place, future in found.items()}
 
 
-def read(broker: Broker, topic: str, *, committed: bool = True) -> list[Message]:
+def read(broker: Broker | str, topic: str, *, committed: bool = True) -> list[Message]:
     """Return every record of a topic up to its end, partition by partition."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
     level = "read_committed" if committed else "read_uncommitted"
     settings = {"group.id": uuid.uuid4().hex, "isolation.level": level, "enable.auto.commit": "false"}
@@ -104,11 +129,15 @@ def read(broker: Broker, topic: str, *, committed: bool = True) -> list[Message]
     wanted = ends(broker, topic, committed=committed)
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in wanted])
     found: list[Message] = []
+    left = {number for number, end in wanted.items() if end}
     try:
         for _ in polls(60):
-            found += [message for message in consumer.consume(100_000, 0.2) if message.error() is None]
-            places = consumer.position([TopicPartition(topic, number) for number in wanted])
-            if all(max(place.offset, 0) >= wanted[place.partition] for place in places):
+            for message in consumer.consume(10_000, 0.1) if left else ():
+                if message.error() is None:
+                    found.append(message)
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition())
+            if not left:
                 return sorted(found, key=lambda message: (message.partition(), message.offset()))
     finally:
         consumer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from twophase.core.checkpoint import Json, Output
 from twophase.core.manifest import Column
 from twophase.sinks.base import Sink
 from twophase.sinks.files.sink import Files
+from twophase.sinks.kafka.records import VALUE
+from twophase.sinks.kafka.sink import Kafka
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.postgres.sink import Postgres
 from twophase.sinks.postgres.staging_table import Loader
@@ -63,6 +66,14 @@ def prestage(sink: Sink, to: Output, rows: Rows) -> Json:
 def _(sink: Files | WriteAhead, to: Output, rows: Rows) -> Json:
     stage_rows(sink, to.handle, f"part-r{to.key.revision}-a{to.attempt}", rows.rows, rows.parts, rows.schema)
     return sink.seal(to, tuple(rows.schema))
+
+
+@prestage.register
+def _(sink: Kafka, to: Output, rows: Rows) -> Json:
+    schema = (*rows.schema, Column(VALUE, "string"))
+    valued = [{**row, VALUE: json.dumps(row)} for row in rows.rows]
+    stage_rows(sink, to.handle, f"part-r{to.key.revision}-a{to.attempt}", valued, rows.parts, schema)
+    return sink.seal(to, tuple(schema))
 
 
 @prestage.register

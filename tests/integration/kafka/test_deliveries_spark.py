@@ -1,0 +1,79 @@
+"""One checkpoint through Spark into topics of every delivery, beside a table of files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.pipelines.factories import land_words, words_pipeline
+from support.servers.kafka import CONN_ID, make_topic, read
+from support.servers.spark import CHEAP
+from twophase import sinks
+from twophase.committer.record import PostgresRecord
+from twophase.core.errors import ConfigError
+from twophase.core.states import State
+from twophase.local.kafka import Broker, connector
+from twophase.runner import Runner, stager_for
+from twophase.verification import verify
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def test_each_delivery_brings_the_rows_of_a_checkpoint(home: Path, kafka: Broker, record: PostgresRecord) -> None:
+    """The two that are not exactly once are sent by Spark while it stages; without a crash they differ in nothing."""
+    deliveries = ("exactly_once", "at_least_once", "none")
+    topics = {delivery: make_topic(kafka, 2) for delivery in deliveries}
+    writes: dict[str, sinks.Sink] = {
+        delivery: sinks.Kafka(
+            topic,
+            conn_id=CONN_ID,
+            key="word",
+            value=["word", "frequency"],
+            delivery=delivery,
+            markers=f"markers-{topic}",
+        )
+        for delivery, topic in topics.items()
+    }
+    writes |= {"lake": sinks.Files("lake/words")}
+    pipeline = words_pipeline(transform="word_count:transform", writes=writes, schema="word string, frequency bigint")
+    counts = Counter[str]()
+    for row in land_words(files=1):
+        counts[row["word"]] += row["frequency"]
+    conf = {**CHEAP, "spark.jars": ",".join(map(str, connector()))}
+
+    with Runner(pipeline, stager_for(pipeline, master="local[2]", conf=conf), record=record) as runner:
+        found = runner.run()
+
+    assert found is not None
+    assert (found.state, found.rows) == (State.COMMITTED, len(counts))
+    expected = sorted((word, number, word) for word, number in counts.items())
+    for delivery, topic in topics.items():
+        records = [(json.loads(message.value()), message.key().decode()) for message in read(kafka, topic)]
+        assert sorted((value["word"], value["frequency"], key) for value, key in records) == expected, delivery
+    assert not any(verify(record, pipeline))
+    with record.engine.connect() as connection:
+        (manifests,) = zip(*connection.exec_driver_sql("SELECT manifest FROM twophase.participant"), strict=True)
+    assert {manifest["rows"] for manifest in manifests} == {len(counts)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"delivery": "twice"}, "delivery: expected exactly_once, at_least_once, none, found 'twice'"),
+        ({"delivery": "none", "timestamp": "t"}, "timestamp: Spark's Kafka writer sends none"),
+        ({"delivery": "at_least_once", "lineage": True}, "lineage: only what is sent exactly once has it"),
+    ],
+)
+def test_what_a_delivery_cannot_do_is_refused_when_it_is_declared(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        sinks.Kafka("words", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_delivery_is_declared_as_one_kind_of_sink(tmp_path: Path) -> None:
+    declared = sinks.Kafka("words", delivery="none", path=str(tmp_path)).declaration()
+
+    assert (declared["class"], declared["delivery"]) == ("twophase.sinks:Kafka", "none")
+    assert type(sinks.Sink.load(declared)).__name__ == "DirectKafka"
