@@ -63,7 +63,7 @@ class Linked:
         """Stage every write of a plan."""
         staged: dict[str, Json] = {}
         for name, write in plan.writes.items():
-            sink = Sink.load(dict(write["sink"]))
+            sink = Sink.load(dict(write.sink))
             if not isinstance(sink, Files):
                 raise TypeError
             staged[name] = stage(sink, plan.output(name), self.files).manifest

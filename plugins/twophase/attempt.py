@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from twophase.audit_votes import Staged, audit, audit_again
 from twophase.core import errors
 from twophase.core.begin import written_again
-from twophase.core.checkpoint import Input, Json, Participant, Revision
+from twophase.core.checkpoint import Json, Participant, Revision
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import AttemptFailed, InputChanged, NoSpace, SchemaChanged
 from twophase.core.failpoints import hit
@@ -23,7 +23,7 @@ from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
 from twophase.core.states import State
 from twophase.pipeline import quarantine_of
-from twophase.spark.plan import Plan
+from twophase.spark.plan import Plan, PlannedRead, PlannedWrite
 
 if TYPE_CHECKING:
     from twophase.core.ports import Opened
@@ -106,16 +106,16 @@ class Staging:
             slot=attempt.slot,
             transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
             reads={
-                name: {"source": self.pipeline.reads[name].declaration(), **fixed_input(fixed)}
+                name: PlannedRead(self.pipeline.reads[name].declaration(), fixed)
                 for name, fixed in opened.inputs.items()
             },
             writes={
-                name: {
-                    "sink": sink.declaration(),
-                    "handle": handles.get(name),
-                    "schema": opened.schemas[name],
-                    "quarantine": quarantines.get(name) if name not in self.pipeline.writes else None,
-                }
+                name: PlannedWrite(
+                    sink.declaration(),
+                    handles.get(name),
+                    opened.schemas[name],
+                    quarantines.get(name) if name not in self.pipeline.writes else None,
+                )
                 for name, sink in self.pipeline.sinks.items()
             },
         )
@@ -187,28 +187,13 @@ class Staging:
 
 def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: Any) -> None:  # noqa: ANN401 - JSON
     """Raise SchemaChanged unless a schema may follow the one that was last decided in the sink."""
-    before = plan.writes[name]["schema"]
+    before = plan.writes[name].schema
     if not before:
         return
     problems = schema_changes(before, schema, by_position=sink.by_position(), may_widen=sink.widens)
     if problems:
         msg = f"checkpoint {attempt.key}: sink {name!r}: {'; '.join(problems)}; only new columns may be added"
         raise SchemaChanged(msg)
-
-
-def fixed_input(fixed: Input) -> dict[str, Any]:
-    """Return a fixed input in the form of a plan."""
-    outputs = [(o.key.checkpoint_id, o.key.revision, o.attempt, o.handle, o.manifest) for o in fixed.outputs]
-    return {
-        "files": fixed.files,
-        "ranges": fixed.ranges,
-        "marks": fixed.marks,
-        "outputs": outputs,
-        "upstream": fixed.upstream,
-        "upstream_pipeline": fixed.outputs[0].key.pipeline if fixed.outputs else None,
-        "unversioned": fixed.unversioned,
-        "table": fixed.table,
-    }
 
 
 def read_result(plan: Plan, result: Path, logged: Path | str, code: int) -> Mapping[str, Json]:

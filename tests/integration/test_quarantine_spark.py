@@ -20,7 +20,7 @@ from twophase.core.errors import BadRecord, ConfigError
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval
 from twophase.sources.fixed_files import FixedFiles
-from twophase.spark.plan import Plan
+from twophase.spark.plan import Plan, PlannedRead, PlannedWrite
 from twophase.spark.stage import stage
 
 if TYPE_CHECKING:
@@ -86,20 +86,18 @@ def plan(source: FixedFiles, writes: Mapping[str, Sink | None] | None = None, sl
     every.setdefault("words_quarantine", Kept())
     key = Key("wc", 17, 1)
     found = source.discover(slot)
-    files = [list(file) for file in sorted(found.files)]
     return Plan(
         *key,
         attempt=3,
         slot=slot,
         transform=None,
-        reads={"words": {"source": source.declaration(), "files": files}},
+        reads={"words": PlannedRead(source.declaration(), Input(files=tuple(sorted(found.files))))},
         writes={
-            name: {
-                "sink": (sink or Kept()).declaration(),
-                "handle": None if sink is None else {} if isinstance(sink, Kept) else sink.place(key, 3, "7c1e"),
-                "schema": None,
-                "quarantine": "words" if name == "words_quarantine" else None,
-            }
+            name: PlannedWrite(
+                (sink or Kept()).declaration(),
+                None if sink is None else {} if isinstance(sink, Kept) else sink.place(key, 3, "7c1e"),
+                quarantine="words" if name == "words_quarantine" else None,
+            )
             for name, sink in every.items()
         },
     )

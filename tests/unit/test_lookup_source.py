@@ -13,7 +13,7 @@ from twophase.core.checkpoint import Input, InputFile, Key, Output
 from twophase.core.errors import BadRecord, ConfigError, InputChanged
 from twophase.sources import Lookup
 from twophase.sources.base import Source
-from twophase.spark.plan import Plan
+from twophase.spark.plan import Plan, PlannedRead, PlannedWrite
 
 
 @pytest.fixture
@@ -109,7 +109,9 @@ def test_a_bad_record_is_named_by_file_and_line(countries: Path, alone: bool) ->
 def test_a_plan_carries_every_kind_of_input(tmp_path: Path) -> None:
     expected = {
         "landed": Input(files=(InputFile("a.json", 1, 2),), checkpoint_id=1),
-        "topic": Input(ranges={"0": (3, 4)}, checkpoint_id=1),
+        "topic": Input(ranges={"0": (3, 4)}, marks={"0": {"epoch": 5}}, checkpoint_id=1),
+        "versions": Input(files=(InputFile("b.parquet", 1, 2, "x"),), table={"version": 7}, checkpoint_id=1),
+        "nothing": Input(checkpoint_id=1),
         "table": Input(
             ranges={"commit_seq": (1, 3)},
             outputs=(Output(Key("up", 17, 2), 3, {"name": "x"}, {"rows": 5}),),
@@ -123,21 +125,15 @@ def test_a_plan_carries_every_kind_of_input(tmp_path: Path) -> None:
         attempt=1,
         slot=None,
         transform=None,
-        reads={
-            "landed": {"files": expected["landed"].files},
-            "topic": {"files": (), "ranges": expected["topic"].ranges},
-            "table": {
-                "ranges": expected["table"].ranges,
-                "outputs": [[17, 2, 3, {"name": "x"}, {"rows": 5}]],
-                "upstream": expected["table"].upstream,
-                "upstream_pipeline": "up",
-            },
-            "names": {"unversioned": "/reference", "outputs": [], "upstream": None},
+        reads={name: PlannedRead({"class": name}, fixed) for name, fixed in expected.items()},
+        writes={
+            "lake": PlannedWrite({"class": "Files"}, {"name": "x"}),
+            "other": PlannedWrite({}, None, [["a", "int"]], "landed"),
         },
-        writes={},
     )
     plan.write(tmp_path / "plan.json")
 
     again = Plan.load(tmp_path / "plan.json")
 
+    assert again == plan
     assert {name: again.fixed(name) for name in again.reads} == expected

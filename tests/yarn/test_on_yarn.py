@@ -17,10 +17,10 @@ from support.pipelines.factories import land_words
 from support.servers.yarn import Yarn, running
 from twophase import sinks
 from twophase.airflow.spark_submit import StageOperator
-from twophase.core.checkpoint import Key
+from twophase.core.checkpoint import Input, Key
 from twophase.core.settings import data_path
 from twophase.sources import Files
-from twophase.spark.plan import Plan
+from twophase.spark.plan import Plan, PlannedRead, PlannedWrite
 from twophase.spark.submit import ChildProcess, SparkSubmit
 
 pytestmark = [pytest.mark.yarn, pytest.mark.timeout(900)]
@@ -59,14 +59,14 @@ class Attempt:
         (home / "spark_jobs").mkdir()
         (home / "spark_jobs" / "job.py").write_text(JOB)
         key = Key("words", 1, 1)
-        files = [list(file) for file in sorted(source.discover(None).files)]
+        files = tuple(sorted(source.discover(None).files))
         plan = Plan(
             *key,
             attempt=1,
             slot=None,
             transform="job:waits",
-            reads={"words": {"source": source.declaration(), "files": files}},
-            writes={"lake": {"sink": sink.declaration(), "handle": sink.place(key, 1, "7c1e"), "schema": None}},
+            reads={"words": PlannedRead(source.declaration(), Input(files=files))},
+            writes={"lake": PlannedWrite(sink.declaration(), sink.place(key, 1, "7c1e"))},
         )
         paths = [self.folder / name for name in ("plan.json", "result.json", "spark.log")]
         plan.write(paths[0])

@@ -332,11 +332,7 @@ class JobStager:
 
     def _inspect(self, plan: Plan) -> dict[str, Json]:
         """Return the manifests of what a user's own job wrote, which does not make them itself."""
-        return {
-            name: self.operator.pipeline.sinks[name].inspect(plan.output(name))
-            for name, write in plan.writes.items()
-            if write["handle"] is not None
-        }
+        return {name: self.operator.pipeline.sinks[name].inspect(plan.output(name)) for name in plan.staged}
 
 
 @contextmanager
@@ -400,9 +396,9 @@ def _place(macro: str, name: str, plan: Plan, folder: Path) -> str:
         msg = f"pipeline {plan.pipeline}: {{{{ {macro}('{name}') }}}}: expected one of {', '.join(there)}"
         raise ConfigError(msg)
     if macro == "staging":
-        return Sink.load(plan.writes[name]["sink"]).staging_path(plan.output(name))
+        return Sink.load(dict(plan.writes[name].sink)).staging_path(plan.output(name))
     listed = folder / f"{name}.inputs"
-    paths = Source.load(plan.reads[name]["source"]).paths(plan.fixed(name))
+    paths = Source.load(dict(plan.reads[name].source)).paths(plan.fixed(name))
     with private_files.open_file(listed, "w") as file:
         file.writelines(f"{path}\n" for path in paths)
     return str(listed)

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -189,13 +190,11 @@ class Inputs(Revisions):
         upstream = self._upstreams(key)
         own = self._own(key)
         return {
-            source: Input(
+            source: replace(
+                Input.of_summary(fixed),
                 files=tuple(files.get(source, ())),
-                ranges=_ranges(fixed),
-                marks=fixed.get("marks", {}),
                 outputs=tuple(outputs.get(source, ())),
                 upstream=upstream.get(source),
-                unversioned=fixed.get("unversioned"),
                 table=own.get(source, {}).get("table"),
             )
             for source, fixed in self._summary(key.pipeline, key.checkpoint_id).items()
@@ -324,7 +323,7 @@ class Inputs(Revisions):
     def ranges(self, pipeline: str, checkpoint_id: int) -> dict[str, Input]:
         """Return what a checkpoint reads by offsets, per source: its ranges and their marks."""
         summary = self._summary(pipeline, checkpoint_id)
-        return {source: Input(ranges=_ranges(fixed), marks=fixed.get("marks", {})) for source, fixed in summary.items()}
+        return {source: Input.of_summary(fixed) for source, fixed in summary.items()}
 
     def claims(self, pipeline: str, checkpoint_id: int) -> Mapping[str, tuple[int, int]]:
         """Count the input files of a checkpoint per source: how many were fixed at begin, and how many it owns now."""
@@ -468,10 +467,6 @@ def _came_before(sink: str) -> ColumnElement[bool]:
 
 def _json(mark: Json | None) -> str | None:
     return None if mark is None else json.dumps(mark)
-
-
-def _ranges(fixed: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    return {partition: (start, end) for partition, (start, end) in fixed.get("ranges", {}).items()}
 
 
 def _counted(fixed: Input) -> dict[str, int]:

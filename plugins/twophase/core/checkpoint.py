@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -137,6 +137,32 @@ class Input:
             return {**ranges, "marks": dict(self.marks)} if self.marks else ranges
         found = {"files": len(self.files), "bytes": sum(file.size for file in self.files)}
         return found if self.table is None else {**found, "table": self.table}
+
+    @classmethod
+    def of_summary(cls, told: Json) -> Input:
+        """Read from what `summary` returned all but files and outputs."""
+        return cls(
+            ranges={part: (start, end) for part, (start, end) in told.get("ranges", {}).items()},
+            marks=told.get("marks", {}),
+            table=told.get("table"),
+            unversioned=told.get("unversioned"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON for another process; what is not filled is left out."""
+        told = {name: value for name, value in vars(self).items() if value is not None and value not in ((), {})}
+        return {**told, "outputs": [output.to_json() for output in self.outputs]} if self.outputs else told
+
+    @classmethod
+    def of_json(cls, told: Json) -> Input:
+        """Read it from what `to_json` returned."""
+        return replace(
+            cls.of_summary(told),
+            files=tuple(InputFile(*file) for file in told.get("files", ())),
+            outputs=tuple(map(Output.of_json, told.get("outputs", ()))),
+            upstream=told.get("upstream"),
+            checkpoint_id=told.get("checkpoint_id"),
+        )
 
 
 class Run(NamedTuple):

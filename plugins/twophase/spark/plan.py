@@ -8,12 +8,35 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from twophase.core import private_files
-from twophase.core.checkpoint import Input, InputFile, Key, Output
+from twophase.core.checkpoint import Input, InputFile, Json, Key, Output
+
+
+@dataclass(frozen=True)
+class PlannedRead:
+    """One read of an attempt."""
+
+    #: The source's declaration.
+    source: Json
+    fixed: Input
+
+
+@dataclass(frozen=True)
+class PlannedWrite:
+    """One write of an attempt."""
+
+    #: The sink's declaration.
+    sink: Json
+    #: What the sink's `place` named; None: this attempt does not stage it, since it is a restage of others.
+    handle: Json | None
+    #: The columns of what was last decided there; None: nothing was.
+    schema: list[list[str]] | None = None
+    #: The read whose bad records it takes; None: it takes what the transform returns.
+    quarantine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -27,70 +50,67 @@ class Plan:
     slot: str | None
     #: `module:function`; None when the caller hands a function to the stager in its own process.
     transform: str | None
-    #: name → {"source": declaration, "files": [[path, size, mtime_ns, xxh3], …], "ranges": {partition: [start, end]},
-    #: "marks": {partition: what the source noted about the end},
-    #: "outputs": [[checkpoint_id, revision, attempt, handle, manifest], …] with "upstream": the sink's declaration and
-    #: "upstream_pipeline", "unversioned": path, "table": a version and its columns}; what a source has no use for may
-    #: be left out
-    reads: Mapping[str, Mapping[str, Any]]
-    #: name → {"sink": declaration, "handle": …, "schema": the schema of the checkpoint before or None,
-    #: "quarantine": the read whose bad records it takes; not there or None: what the transform returns}
-    #: A write without a handle is not staged by this attempt: it is a restage of others.
-    writes: Mapping[str, Mapping[str, Any]]
+    reads: Mapping[str, PlannedRead]
+    writes: Mapping[str, PlannedWrite]
 
     @property
     def key(self) -> Key:
         """Return the revision this attempt belongs to."""
         return Key(self.pipeline, self.checkpoint_id, self.revision)
 
+    @property
+    def staged(self) -> dict[str, PlannedWrite]:
+        """Return the writes that this attempt stages."""
+        return {name: write for name, write in self.writes.items() if write.handle is not None}
+
     def fixed(self, name: str) -> Input:
         """Return the fixed input of one read."""
-        read = self.reads[name]
-        return Input(
-            files=tuple(InputFile(*file) for file in read.get("files", ())),
-            ranges={part: (start, end) for part, (start, end) in read.get("ranges", {}).items()},
-            marks=read.get("marks", {}),
-            outputs=tuple(
-                Output(Key(read["upstream_pipeline"], checkpoint_id, revision), attempt, handle, manifest)
-                for checkpoint_id, revision, attempt, handle, manifest in read.get("outputs", ())
-            ),
-            upstream=read.get("upstream"),
-            unversioned=read.get("unversioned"),
-            table=read.get("table"),
-            checkpoint_id=self.checkpoint_id,
-        )
+        return replace(self.reads[name].fixed, checkpoint_id=self.checkpoint_id)
 
     def with_files(self, name: str, files: Sequence[InputFile]) -> Plan:
         """Return the plan with newer entries for some files of a read."""
-        known = {file.path: file for file in files}
-        fixed = [known.get(file.path, file) for file in self.fixed(name).files]
-        return replace(self, reads={**self.reads, name: {**self.reads[name], "files": fixed}})
+        known, read = {file.path: file for file in files}, self.reads[name]
+        fixed = replace(read.fixed, files=tuple(known.get(file.path, file) for file in read.fixed.files))
+        return replace(self, reads={**self.reads, name: replace(read, fixed=fixed)})
 
     def output(self, name: str) -> Output:
         """Return what this attempt puts into one write."""
-        return Output(self.key, self.attempt, self.writes[name]["handle"], sink=name)
+        return Output(self.key, self.attempt, self.writes[name].handle or {}, sink=name)
 
     def quarantines(self) -> dict[str, str]:
         """Return the writes that take a read's bad records: write → read."""
-        return {name: write["quarantine"] for name, write in self.writes.items() if write.get("quarantine")}
+        return {name: write.quarantine for name, write in self.writes.items() if write.quarantine is not None}
 
     def connections(self) -> list[str]:
         """Return the ids of the connections that the driver needs to read and to stage."""
         from twophase.sinks.base import Sink
         from twophase.sources.base import Source
 
-        staged = [Sink.load(write["sink"]) for write in self.writes.values() if write["handle"] is not None]
-        read = [Source.load(dict(read["source"])).connections(self.fixed(name)) for name, read in self.reads.items()]
+        staged = [Sink.load(dict(write.sink)) for write in self.staged.values()]
+        read = [Source.load(dict(read.source)).connections(self.fixed(name)) for name, read in self.reads.items()]
         return sorted({conn_id for found in (*read, *(sink.connections() for sink in staged)) for conn_id in found})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON."""
+        reads = {name: {"source": read.source, "fixed": read.fixed.to_json()} for name, read in self.reads.items()}
+        return {**vars(self), "reads": reads, "writes": {name: vars(write) for name, write in self.writes.items()}}
+
+    @classmethod
+    def of_json(cls, told: Json) -> Plan:
+        """Read a plan from what `to_json` returned."""
+        reads = {
+            name: PlannedRead(read["source"], Input.of_json(read["fixed"])) for name, read in told["reads"].items()
+        }
+        return cls(**{**told, "reads": reads, "writes": {n: PlannedWrite(**w) for n, w in told["writes"].items()}})
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""
-        write_json(path, asdict(self))
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read a plan from a file."""
-        return cls(**json.loads(path.read_bytes()))
+        return cls.of_json(json.loads(path.read_bytes()))
 
 
 def write_json(path: Path, content: Any) -> None:  # noqa: ANN401 - anything JSON

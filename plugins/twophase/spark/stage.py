@@ -60,8 +60,8 @@ class Context:
 
 def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None = None) -> dict[str, Json]:
     """Stage every write of an attempt; return each sink's summary. Nothing is written unless every schema fits."""
-    sources = {name: Source.load(read["source"]) for name, read in plan.reads.items()}
-    sinks = {name: Sink.load(write["sink"]) for name, write in plan.writes.items() if write["handle"] is not None}
+    sources = {name: Source.load(dict(read.source)) for name, read in plan.reads.items()}
+    sinks = {name: Sink.load(dict(write.sink)) for name, write in plan.staged.items()}
     function = _function(plan, transform)
     with _explained(spark, plan, sources), ExitStack() as held:
         sifted = {
@@ -173,7 +173,7 @@ def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
     if twice := sorted(column for column, count in counts.items() if count > 1):
         msg = f"{which}: more than one column is named {', '.join(twice)} (letter case does not count); rename one"
         raise ConfigError(msg)
-    before = plan.writes[name].get("schema")
+    before = plan.writes[name].schema
     if not before:
         return
     problems = schema_changes(before, found, by_position=sink.by_position(), may_widen=sink.widens)

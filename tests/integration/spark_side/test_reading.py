@@ -18,6 +18,7 @@ from twophase.core.checkpoint import Input
 from twophase.core.errors import BadRecord, ConfigError, InputChanged, NoSpace
 from twophase.core.slots import Slot, between
 from twophase.sources import Interval, Lookup
+from twophase.spark.plan import PlannedRead
 from twophase.spark.stage import stage
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def test_a_lookup_table_joins_what_is_read(spark: SparkSession, landing: Path) -
     put(landing.parent, "names.csv", "n,name\n1,one\n2,two\n")
     names = Lookup("names.csv", "csv", schema="n int, name string")
     attempt = plan(words(schema="n int"))
-    attempt = replace(attempt, reads={**attempt.reads, "names": {"source": names.declaration()}})
+    attempt = replace(attempt, reads={**attempt.reads, "names": PlannedRead(names.declaration(), Input())})
 
     stage(spark, attempt, lambda words, names: words.join(names, "n").select("name"))
 

@@ -100,14 +100,12 @@ class PreStaged:
         rows, bad = self.read(plan)
         rows = self.change(rows, plan) if self.change else rows
         staged = {}
-        for name, write in plan.writes.items():
-            if write["handle"] is None:
-                continue
-            aside = write.get("quarantine") is not None
+        for name, write in plan.staged.items():
+            aside = write.quarantine is not None
             schema = BAD_SCHEMA if aside else self.schema
             hit("stage.before")
             found = Rows(bad if aside else rows, self.files, schema)
-            staged[name] = prestage(Sink.load(dict(write["sink"])), plan.output(name), found)
+            staged[name] = prestage(Sink.load(dict(write.sink)), plan.output(name), found)
         hit("stage.after")
         return staged
 
@@ -116,7 +114,7 @@ class PreStaged:
         rows: list[Row] = []
         bad: list[Row] = []
         for name, read in plan.reads.items():
-            source, fixed = Source.load(dict(read["source"])), plan.fixed(name)
+            source, fixed = Source.load(dict(read.source)), plan.fixed(name)
             if fixed.outputs:
                 upstream = Sink.load(dict((fixed.upstream or {})["sink"]))
                 for output in fixed.outputs:

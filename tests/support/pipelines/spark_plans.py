@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from twophase.core.checkpoint import Input, Json, Key, Output
 from twophase.sinks.base import Sink
 from twophase.sources import Files, Interval
-from twophase.spark.plan import Plan
+from twophase.spark.plan import Plan, PlannedRead, PlannedWrite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,19 +69,14 @@ def plan(
     slot: str | None = None,
 ) -> Plan:
     key = Key("wc", 17, 1)
-    files = [list(file) for file in everything(source, slot).files]
     return Plan(
         *key,
         attempt=3,
         slot=slot,
         transform=transform,
-        reads={"words": {"source": source.declaration(), "files": files}},
+        reads={"words": PlannedRead(source.declaration(), Input(files=everything(source, slot).files))},
         writes={
-            name: {
-                "sink": sink.declaration(),
-                "handle": {} if isinstance(sink, Kept) else sink.place(key, 3, "7c1e"),
-                "schema": schema,
-            }
+            name: PlannedWrite(sink.declaration(), {} if isinstance(sink, Kept) else sink.place(key, 3, "7c1e"), schema)
             for name, sink in (writes or {"lake": make()}).items()
         },
     )
