@@ -13,7 +13,7 @@ from support.crashes.replacement_promises import let_retention_be_over, wait_for
 from twophase.core.failpoints import FAILPOINTS
 from twophase.local.record_access import open_record
 
-_NAMES = [name for name in FAILPOINTS if name not in scenarios.OTHER_SINKS]
+_NAMES = [name for name in FAILPOINTS if name not in scenarios.OTHER_SINKS | scenarios.OFFSETS]
 
 
 def _between(first: str, last: str, *, without: Collection[str] = ()) -> tuple[str, ...]:
