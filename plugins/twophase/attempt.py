@@ -61,7 +61,7 @@ class Staging:
         plan = self._plan(opened, participants)
         if attempt.job is None or attempt.job["attempt"] != attempt.epoch:  # no Spark job of this attempt runs yet
             plan = self._know_input(plan)
-        self._check_input(plan)
+        self._check_input(plan, unread=True)
         log.info("%s: attempt %s, staging", attempt.key, attempt.epoch)
         staged = stager(plan, folder, lambda: lease.lost)
         if attempt.state is State.COMMITTING:
@@ -136,10 +136,12 @@ class Staging:
         hit("attempt.known")
         return plan
 
-    def _check_input(self, plan: Plan) -> None:
+    def _check_input(self, plan: Plan, *, unread: bool = False) -> None:
         try:
             for name in plan.reads:
                 self.pipeline.reads[name].check(plan.fixed(name))
+                if unread:
+                    self.pipeline.reads[name].check_unread(plan.fixed(name))
         except InputChanged as changed:
             msg = f"checkpoint {plan.key}: {changed}"
             raise InputChanged(msg) from changed

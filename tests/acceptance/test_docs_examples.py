@@ -28,7 +28,7 @@ PAGES = ("README.md", "docs/quickstart.md")
 DECLARING = (
     "docs/operations.md",
     *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains")),
-    *(f"docs/how-to/{name}.md" for name in ("delta", "iceberg", "intervals", "write-ahead")),
+    *(f"docs/how-to/{name}.md" for name in ("delta", "iceberg", "intervals", "kafka-source", "write-ahead")),
 )
 
 _BLOCK = re.compile(

@@ -34,7 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"audits", "comparison"}),
     frozenset({"__init__", "attempt", "audit_votes", "backfill", "committed_reads", "examples"})
     | frozenset({"run_folders", "sweep", "verification", "wiring"})
-    | {"ownership", "pipeline", "reconciliation", "revision_diff", "runner", "testing", "unbegun"},
+    | {"ownership", "pipeline", "reconciliation", "revision_diff", "runner", "testing", "positions", "unbegun"},
     frozenset({"airflow", "cli", "web"}),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -263,6 +263,7 @@ SAME_NAME = {
     "Backfill": "one that is being done, and its row in the record",
     "Committed": "the source, and what the record answers it",
     "Files": "twophase.sources.Files is read, twophase.sinks.Files is written",
+    "Kafka": "twophase.sources.Kafka reads topics, twophase.sinks.Kafka writes them",
     "Postgres": "twophase.sinks.Postgres is a target, twophase.committers.Postgres remembers what was sent",
     "Sink": "the port that the coordinator knows, and the base class of those that users write",
     "Source": "the port that the coordinator knows, and the base class of those that are shipped",

@@ -18,6 +18,7 @@ from twophase.cli import (
     local,
     maintenance,
     manual_decisions,
+    positions,
     reconcile,
     record_views,
     run,
@@ -112,7 +113,8 @@ def _root(
 
 
 #: In the order of `twophase --help`.
-_COMMANDS = (run, backfill, record_views, diff, maintenance, manual_decisions, reconcile, local, status, demo)
+_DECIDING = (manual_decisions, positions, reconcile)
+_COMMANDS = (run, backfill, record_views, diff, maintenance, *_DECIDING, local, status, demo)
 for _module in _COMMANDS:
     _module.add_to(app)
 

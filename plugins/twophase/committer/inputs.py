@@ -411,6 +411,15 @@ class Inputs(Revisions):
         values |= {"offsets": [at.offset for at in positions.values()]}
         _PIN(self.connection, **values, marks=[_json(at.mark) for at in positions.values()])
 
+    def reposition(self, pipeline: str, source: str, positions: Mapping[str, Position | None]) -> None:
+        """Set positions to where a person wants them, whatever they were; None: forget the partition."""
+        p = t.position.c
+        mine = (p.pipeline == pipeline) & (p.source == source) & p.partition.in_(list(positions))
+        self.connection.execute(delete(t.position).where(mine))
+        kept = {name: at for name, at in positions.items() if at is not None}
+        if kept:
+            self.pin(pipeline, source, kept)
+
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
         """Move each position from start to end, if it is at start (R4); return those that are not.
 

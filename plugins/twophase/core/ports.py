@@ -533,6 +533,10 @@ class Transaction(Protocol):
         """Add positions that are not there; of those at the same offset, replace the mark."""
         ...
 
+    def reposition(self, pipeline: str, source: str, positions: Mapping[str, Position | None]) -> None:
+        """Set positions to where a person wants them, whatever they were; None: forget the partition."""
+        ...
+
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
         """Move each position from start to end, if it is at start (R4); return those that are not."""
         ...

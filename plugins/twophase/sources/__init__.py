@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from twophase.sources.committed import Committed
     from twophase.sources.files import Files
     from twophase.sources.interval import Interval
+    from twophase.sources.kafka import Kafka
     from twophase.sources.lookup import Lookup
 
-__all__ = ["Committed", "Files", "Interval", "Lookup"]
+__all__ = ["Committed", "Files", "Interval", "Kafka", "Lookup"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name

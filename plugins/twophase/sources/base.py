@@ -82,6 +82,9 @@ class Source(Declared):
     def check(self, fixed: Input) -> None:
         """Raise InputChanged, naming what changed, unless the fixed input is still what it was."""
 
+    def check_unread(self, fixed: Input) -> None:
+        """Raise InputChanged if the fixed input cannot be read any more; asked before each attempt, not at votes."""
+
     def written_again(self, fixed: Input) -> list[InputFile]:  # noqa: ARG002 - for sources of files
         """Return the files that have another time but the same bytes, as they look now; may be slow."""
         return []
@@ -119,6 +122,15 @@ class Source(Declared):
     def settles(self) -> bool:
         """Return True if input files are archived or deleted after COMMITTED."""
         return False
+
+    def ends(self, partitions: Iterable[str]) -> Mapping[str, int]:  # noqa: ARG002 - for sources of offsets
+        """Return where these partitions end now, for people; those of which it is not known are left out."""
+        return {}
+
+    def moved(self, wanted: Mapping[str, str]) -> Mapping[str, Position]:
+        """Return the positions that a person wants to move to; ConfigError if the source has no such place."""
+        msg = f"{type(self).__name__}: its positions cannot be moved: {', '.join(wanted)}"
+        raise ConfigError(msg)
 
     def settle(self, checkpoint_id: int, files: Iterable[InputFile]) -> None:
         """Archive or delete a committed checkpoint's files, as `after_commit` says; repeatable. Then names are free."""

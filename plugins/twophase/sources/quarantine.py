@@ -122,17 +122,17 @@ def sift(source: FixedFiles, spark: SparkSession, fixed: Input) -> Iterator[Sift
     whole = _whole(source, spark, fixed).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         good = whole.where(F.col(_RAW).isNull()).drop(_RAW, _FILE)
-        yield Sifted(good, _bad(source, spark, whole, fixed), partial(_check_kept, source, whole))
+        yield Sifted(good, _bad(source, spark, whole, fixed), partial(check_kept, source.who, whole))
     finally:
         whole.unpersist()
 
 
-def _check_kept(source: FixedFiles, whole: DataFrame) -> None:
+def check_kept(who: str, whole: DataFrame) -> None:
     """Raise ConfigError if the cached input is gone: each query would then decide again, by its own columns."""
     kept = whole.storageLevel
     if not (kept.useMemory or kept.useDisk):
         msg = (
-            f"{source.who}: the transform cleared Spark's cache, by which good and bad records are told apart; "
+            f"{who}: the transform cleared Spark's cache, by which good and bad records are told apart; "
             f"let it unpersist its own frames only"
         )
         raise ConfigError(msg)

@@ -592,6 +592,9 @@ class MemoryTransaction:
             if self._rows("position").get(key, at).offset == at.offset:
                 self._put("position", key, at)
 
+    def reposition(self, *_: object) -> None:
+        raise NotImplementedError  # no person acts here
+
     def advance(self, pipeline: str, moves: Sequence[Move]) -> list[Move]:
         refused = []
         for move in moves:
