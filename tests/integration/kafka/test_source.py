@@ -89,6 +89,25 @@ def test_ranges_are_half_open_and_the_last_record_read_gives_the_next_position(k
     assert reading.positions[f"{topic}/0"].offset == 5
 
 
+def test_a_range_ends_before_a_transaction_that_is_still_open(kafka: Broker, make: Make) -> None:
+    """Its records may yet be aborted, so they belong to the checkpoint that begins after its end."""
+    from confluent_kafka import Producer
+
+    topic = topic_of(kafka, "a")
+    reading = make(topic)
+    stranger = Producer(server.client(kafka, **{"transactional.id": f"stranger of {topic}"}))
+    stranger.init_transactions(30)
+    stranger.begin_transaction()
+    stranger.produce(topic, "b")
+    stranger.flush(30)
+
+    assert reading.begin() == {f"{topic}/0": (0, 1)}
+    assert reading.begin() is None
+    stranger.commit_transaction(30)
+    assert any(server.ends(kafka, topic)[0] == 3 for _ in polls(30))
+    assert reading.begin() == {f"{topic}/0": (1, 3)}
+
+
 def test_latest_is_pinned_by_an_empty_first_begin(kafka: Broker, make: Make) -> None:
     topic = topic_of(kafka, "a", "b")
     reading = make(topic, start="latest")
