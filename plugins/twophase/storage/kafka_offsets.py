@@ -244,7 +244,7 @@ class KafkaOffsets:
             yield
             spent = time.monotonic() - began
             for told in self._told:
-                if _REFUSALS.search(told.name()):
+                if _is_refusal(told):
                     raise self._failed(told)
                 if told.code() == KafkaError._ALL_BROKERS_DOWN and spent > UNREACHED:  # noqa: SLF001 - its name
                     raise self._failed(self._told[0])
@@ -256,7 +256,7 @@ class KafkaOffsets:
     def _failed(self, error: KafkaError) -> ConfigError | SinkUnavailable:
         """Return the error to raise: what a person has to correct, or what may pass."""
         where = f"{self.who}: connection {self.conn_id}: {_line(error.str())}"
-        if not _REFUSALS.search(error.name()):
+        if not _is_refusal(error):
             return SinkUnavailable(f"{where}; check the broker and bootstrap.servers, then run again")
         if "AUTHORIZATION" in error.name():
             return ConfigError(f"{where}; give this account the right to it")
@@ -283,6 +283,11 @@ _ONE_LOOK = {
     "isolation.level": "read_uncommitted",
     "queued.min.messages": "1",
 }
+
+
+def _is_refusal(error: KafkaError) -> bool:
+    """Return True if a person has to act; a broker that wants a certificate only ends the connection with an alert."""
+    return bool(_REFUSALS.search(error.name())) or "tls alert" in error.str()
 
 
 def _of_group(error: KafkaError | None) -> bool:
