@@ -18,9 +18,9 @@ from twophase.core.checkpoint import Json, Participant, Revision
 from twophase.core.coordinator import Coordinator
 from twophase.core.errors import AttemptFailed, InputChanged, NoSpace, SchemaChanged
 from twophase.core.failpoints import hit
-from twophase.core.forgotten import check_known
 from twophase.core.lease import Lease
 from twophase.core.manifest import schema_changes
+from twophase.core.record_behind import check_known
 from twophase.core.states import State
 from twophase.pipeline import quarantine_of
 from twophase.spark.plan import Plan, PlannedRead, PlannedWrite

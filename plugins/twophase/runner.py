@@ -28,9 +28,9 @@ from twophase.core.errors import (
     in_one_line,
 )
 from twophase.core.failpoints import hit
-from twophase.core.forgotten import check_known
 from twophase.core.lease import Lease
 from twophase.core.ports import Opened
+from twophase.core.record_behind import check_known
 from twophase.core.settings import spark_jobs
 from twophase.core.slots import Slot
 from twophase.core.states import DECIDED, UNDECIDED, State

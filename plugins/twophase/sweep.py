@@ -11,8 +11,8 @@ from twophase.core.checkpoint import Key
 from twophase.core.dead_output import why_dead
 from twophase.core.errors import SinkUnavailable
 from twophase.core.failpoints import hit
-from twophase.core.forgotten import check_known
 from twophase.core.isolation import alone
+from twophase.core.record_behind import check_known
 from twophase.core.states import ENDED
 from twophase.storage import disk
 from twophase.wiring import coordinator_of

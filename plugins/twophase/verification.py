@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from twophase.core.forgotten import ahead
 from twophase.core.isolation import alone
+from twophase.core.record_behind import ahead
 from twophase.wiring import coordinator_of
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from twophase.committer.record import PostgresRecord
 from twophase.core import failpoints
 from twophase.core.errors import ConfigError, ManifestMismatch, RecordBehind
 from twophase.core.failpoints import FailpointError
-from twophase.core.forgotten import check_known
 from twophase.core.next_step import advise
+from twophase.core.record_behind import check_known
 from twophase.core.settings import data_path
 from twophase.core.states import State
 from twophase.reconciliation import Survey, reconcile, survey

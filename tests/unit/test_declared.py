@@ -113,7 +113,7 @@ def test_a_part_of_a_users_own_is_kept_by_its_import_path() -> None:
 
 SHIPPED = [
     *(getattr(sinks, name) for name in ("Delta", "Files", "Iceberg", "Postgres", "WriteAhead")),
-    *(getattr(sources, name) for name in ("Committed", "Files", "Interval", "Lookup")),
+    *(getattr(sources, name) for name in ("Committed", "Files", "Interval", "Kafka", "Lookup")),
     *(getattr(committers, name) for name in ("File", "Postgres")),
     *(getattr(audits, name) for name in ("Expression", "Fresh", "NotNull", "RowCount", "Sql", "Unique", "ValuesIn")),
 ]

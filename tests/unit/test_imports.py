@@ -260,8 +260,6 @@ def test_the_reader_of_imports_sees_every_kind(source: str, expected: list[tuple
 
 #: Public classes that share a name, and why: users import each from a module that tells them apart.
 SAME_NAME = {
-    "Backfill": "one that is being done, and its row in the record",
-    "Committed": "the source, and what the record answers it",
     "Files": "twophase.sources.Files is read, twophase.sinks.Files is written",
     "Kafka": "twophase.sources.Kafka reads topics, twophase.sinks.Kafka writes them",
     "Postgres": "twophase.sinks.Postgres is a target, twophase.committers.Postgres remembers what was sent",

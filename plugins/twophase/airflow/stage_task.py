@@ -30,9 +30,9 @@ from twophase.core.checkpoint import Json, Key, Revision
 from twophase.core.declared import current_name, public_name
 from twophase.core.errors import AttemptFailed, ConfigError, NotYet, TwophaseError
 from twophase.core.failpoints import hit
-from twophase.core.forgotten import check_known
 from twophase.core.lease import Lease
 from twophase.core.ports import Opened
+from twophase.core.record_behind import check_known
 from twophase.core.states import DECIDED, State
 from twophase.pipeline import Pipeline
 from twophase.sinks.base import Sink

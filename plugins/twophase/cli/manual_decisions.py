@@ -197,7 +197,7 @@ def _opened(pipeline: str) -> Any:  # noqa: ANN401 - a context manager around a 
     from contextlib import contextmanager
 
     from twophase.cli.record_access import opened
-    from twophase.core.forgotten import check_known
+    from twophase.core.record_behind import check_known
     from twophase.wiring import coordinator_of, load
 
     @contextmanager

@@ -28,7 +28,7 @@ def positions(
     from twophase import positions as held
     from twophase.cli.record_access import opened
     from twophase.core.errors import ConfigError
-    from twophase.core.forgotten import check_known
+    from twophase.core.record_behind import check_known
     from twophase.wiring import coordinator_of, load
 
     wanted = {}

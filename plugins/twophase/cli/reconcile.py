@@ -36,7 +36,7 @@ def reconcile(
     """
     from twophase import reconciliation
     from twophase.cli.record_access import opened
-    from twophase.core.forgotten import ahead
+    from twophase.core.record_behind import ahead
     from twophase.wiring import coordinator_of, load
 
     if apply and not reason:

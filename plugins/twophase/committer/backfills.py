@@ -18,7 +18,7 @@ from twophase.core.checkpoint import Json
 b, c, r = t.backfill.c, t.checkpoint.c, t.revision.c
 
 
-class Backfill(NamedTuple):
+class BackfillRow(NamedTuple):
     """One backfill that has not ended."""
 
     id: str
@@ -27,7 +27,7 @@ class Backfill(NamedTuple):
     goes_on: bool
 
 
-def start(connection: Connection, pipeline: str, selection: Json, who: str, why: str | None) -> Backfill:
+def start(connection: Connection, pipeline: str, selection: Json, who: str, why: str | None) -> BackfillRow:
     """Start a backfill, or return the unended one of the same selection."""
     new = f"backfill-{secrets.token_hex(4)}"
     row = {"id": new, "pipeline": pipeline, "selection": selection, "who": who, "why": why}
@@ -36,7 +36,7 @@ def start(connection: Connection, pipeline: str, selection: Json, who: str, why:
         connection.execute(upsert(t.backfill).values(row).on_conflict_do_nothing())
         found = connection.execute(select(b.id, b.created_at).where(same)).first()
         if found is not None:
-            return Backfill(found.id, found.created_at, found.id != new)
+            return BackfillRow(found.id, found.created_at, found.id != new)
 
 
 def end(connection: Connection, which: str) -> None:

@@ -24,7 +24,7 @@ from twophase.committer.statement import Statement
 from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Position, looks
 from twophase.core.claims import Claims, Holder
 from twophase.core.errors import ConfigError, InputChanged, StoreUnavailable
-from twophase.core.ports import Committed, Move
+from twophase.core.ports import CommittedRange, Move
 from twophase.core.states import State
 
 #: The columns of `input_file`, in the order in which `copy_files` writes them.
@@ -265,7 +265,9 @@ class Inputs(Revisions):
         rows = self.connection.execute(query.where(mine & (p.name == sink)).order_by(p.checkpoint_id))
         return [participant_rows.output(Key(*row[:3]), row._mapping) for row in rows]
 
-    def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+    def committed_range(
+        self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None
+    ) -> CommittedRange:
         """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet.
 
         A checkpoint is in the range if its first commit to this sink is, even if it was replaced since. Returned is the
@@ -290,7 +292,7 @@ class Inputs(Revisions):
         if limit is not None and len(members) == limit:
             end = members[-1].commit_seq + 1
         keys = self._standing(pipeline, {row.checkpoint_id for row in members})
-        return Committed(end, tuple(self._promoted(keys, sink)), upstream)
+        return CommittedRange(end, tuple(self._promoted(keys, sink)), upstream)
 
     def _standing(self, pipeline: str, checkpoints: set[int]) -> list[Key]:
         """Return the committed revision of each checkpoint, and hold its row.

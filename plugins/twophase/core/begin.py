@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from twophase.core.ports import Committed, Opened, Transaction
+    from twophase.core.ports import CommittedRange, Opened, Transaction
     from twophase.core.steps import Steps
 
 Found = Mapping[str, Any]
@@ -227,5 +227,5 @@ class _Progress:
     def fixed(self) -> Mapping[str, tuple[int, int]]:
         return self._ranges
 
-    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> CommittedRange:
         return self._tx.committed_range(pipeline, sink, start, end, limit)

@@ -34,7 +34,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from twophase.core import forgotten, recovery
+from twophase.core import record_behind, recovery
 from twophase.core.begin import Begin, written_again
 from twophase.core.checkpoint import Input, Key, Revision, Run
 from twophase.core.errors import (
@@ -45,8 +45,8 @@ from twophase.core.errors import (
     SinkUnavailable,
 )
 from twophase.core.failpoints import hit
-from twophase.core.forgotten import check_known
 from twophase.core.ports import Look, Opened, Outlook, Transaction
+from twophase.core.record_behind import check_known
 from twophase.core.recovery import Decision, Leave, Park, RollBack, RollForward
 from twophase.core.states import DECIDED, UNDECIDED, State
 from twophase.core.votes import Votes
@@ -142,9 +142,9 @@ class Coordinator(Votes):
     def _recovered(self, slot: str | None) -> Outlook:
         """Finish decided revisions and aborts that are under way; return the outlook to begin from."""
         hit("recover.before")
-        held = forgotten.ask(self)
+        held = record_behind.ask(self)
         outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
-        forgotten.check(self, held, outlook.reach)
+        record_behind.check(self, held, outlook.reach)
         if self._recover(outlook.unfinished, decided_only=True):
             outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
         return outlook

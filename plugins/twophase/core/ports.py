@@ -164,7 +164,7 @@ class Progress(Protocol):
         """Return the ranges that this checkpoint has already; empty: the checkpoint is new."""
         ...
 
-    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> CommittedRange:
         """Return what another pipeline committed to a sink from commit_seq `start` on."""
         ...
 
@@ -178,7 +178,7 @@ class Reach(NamedTuple):
     behind: str | None
 
 
-class Committed(NamedTuple):
+class CommittedRange(NamedTuple):
     """What a pipeline committed to one sink in a range of its commit_seq."""
 
     #: The end of the range, exclusive: nothing below it is still COMMITTING.
@@ -560,7 +560,9 @@ class Transaction(Protocol):
         """Record the checksums of fixed files, and the new times of those written again with the same bytes."""
         ...
 
-    def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+    def committed_range(
+        self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None
+    ) -> CommittedRange:
         """Return what a pipeline committed to a sink, up to the lowest commit_seq that is not COMMITTED yet."""
         ...
 

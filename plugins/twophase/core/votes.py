@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 
-from twophase.core import forgotten
+from twophase.core import record_behind
 from twophase.core.checkpoint import Json, Key, Participant, Revision
 from twophase.core.errors import (
     IllegalTransition,
@@ -18,9 +18,9 @@ from twophase.core.errors import (
 )
 from twophase.core.failpoints import hit
 from twophase.core.finish import Finish
-from twophase.core.forgotten import check_known
 from twophase.core.isolation import alone
 from twophase.core.ports import Opened, Transaction
+from twophase.core.record_behind import check_known
 from twophase.core.restage import Restaging
 from twophase.core.states import State
 from twophase.core.steps import Decided
@@ -111,7 +111,7 @@ class Votes(Finish):
         If the decision is refused, the votes are recorded all the same, and the commit is tried by itself.
         """
         hit("commit.before")
-        held = forgotten.ask(self)
+        held = record_behind.ask(self)
         overtaken = self._overtaken(attempt)
 
         def step(tx: Transaction) -> Decided:

@@ -14,7 +14,7 @@ from twophase import sources
 from twophase.committer import queries
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.core.checkpoint import Input, Key, Output
-from twophase.core.ports import Committed
+from twophase.core.ports import CommittedRange
 from twophase.core.states import State
 
 
@@ -190,7 +190,7 @@ class Position:
     def remember(self, before: Any, after: Any) -> None:
         raise AssertionError
 
-    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+    def committed(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> CommittedRange:
         return self.tx.committed_range(pipeline, sink, start, end, limit)
 
 

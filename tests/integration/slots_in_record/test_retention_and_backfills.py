@@ -115,7 +115,7 @@ def test_what_somebody_live_reads_is_kept(book: Book, reader: Book, state: State
 SELECTION = {"checkpoints": [1, 3]}
 
 
-def started(book: Book, selection: Json = SELECTION) -> backfills.Backfill:
+def started(book: Book, selection: Json = SELECTION) -> backfills.BackfillRow:
     with book.record.transaction() as tx:
         return backfills.start(tx.connection, book.name, selection, "me", None)
 
@@ -150,7 +150,7 @@ def test_the_same_backfill_of_two_pipelines_is_two(book: Book, reader: Book) -> 
 def test_starting_at_once_is_starting_once(book: Book) -> None:
     start = threading.Barrier(THREADS)
 
-    def one(_: int) -> backfills.Backfill:
+    def one(_: int) -> backfills.BackfillRow:
         start.wait(PATIENCE)
         return started(book)
 

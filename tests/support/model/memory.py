@@ -26,7 +26,7 @@ from twophase.core.errors import (
     StoreUnavailable,
 )
 from twophase.core.hindrances import Hindrance
-from twophase.core.ports import Committed, Look, Move, Outcome, Outlook, Progress, Promotion, Reach
+from twophase.core.ports import CommittedRange, Look, Move, Outcome, Outlook, Progress, Promotion, Reach
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 Pause = Callable[[str], None]
@@ -310,7 +310,9 @@ class MemoryTransaction:
     def add_adopted(self, key: Key, slot: str, outputs: Mapping[str, Output]) -> None:
         raise NotImplementedError  # nothing here has slots
 
-    def committed_range(self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None) -> Committed:
+    def committed_range(
+        self, pipeline: str, sink: str, start: int, end: int | None, limit: int | None
+    ) -> CommittedRange:
         raise NotImplementedError  # nothing here reads another pipeline
 
     def add_revision(

@@ -14,7 +14,7 @@ from twophase.committer import retention
 from twophase.committer.record import PostgresRecord, PostgresTransaction
 from twophase.committer.registry import register
 from twophase.core.checkpoint import Input, Key, Output, Participant, Revision, Run
-from twophase.core.ports import Committed
+from twophase.core.ports import CommittedRange
 from twophase.core.states import State
 
 ME = Run("dag", "run_1")
@@ -152,7 +152,7 @@ class Book:
             return int(connection.execute(query, {"p": self.name}).scalar_one())
 
 
-def shown(found: Committed) -> tuple[int, list[tuple[int, int]]]:
+def shown(found: CommittedRange) -> tuple[int, list[tuple[int, int]]]:
     return found.end, [(output.key.checkpoint_id, output.key.revision) for output in found.outputs]
 
 

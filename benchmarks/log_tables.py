@@ -149,7 +149,7 @@ def run(place: Place, sizes: Sizes) -> Findings:  # noqa: ARG001 - needs no data
 
 
 MEASURE = Measure(
-    "lakes",
+    "log_tables",
     "Does promotion into Delta and Iceberg stay as fast after 1,000 commits as after 10?",
     full=Sizes(old=1_000, young=10, rounds=15),
     quick=Sizes(old=200, young=10, rounds=7),
