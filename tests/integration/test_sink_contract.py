@@ -28,7 +28,8 @@ from twophase.sinks.write_ahead import delivery
 from twophase.storage import database
 from twophase.testing import Read, Rows, SinkContract, Stage, Staged
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+# The session of all tests, not one of the contract's own, which every later test would get.
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
 
 class InFiles(SinkContract):

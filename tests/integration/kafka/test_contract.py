@@ -15,7 +15,8 @@ from twophase.sinks.base import Sink
 from twophase.sinks.kafka import promotion
 from twophase.testing import Read, SinkContract
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# The session of all tests, not one of the contract's own, which every later test would get.
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(900)]
 
 
 class InKafka(SinkContract):

@@ -61,8 +61,8 @@ REFUSED = {
     "time too far ahead": (
         {"timestamp": "t"},
         {},
-        column(t=[NOW, NOW + timedelta(hours=2)]),
-        r"column 't': a time 7\d\d\d s ahead, expected at most 3540 s; .*message.timestamp.after.max.ms",
+        column(t=[NOW, NOW + timedelta(days=2)]),
+        r"column 't': a time 1\d{5} s ahead, expected at most 3540 s; .*message.timestamp.after.max.ms",
     ),
     "time before 1970": ({"timestamp": "t"}, {}, column(t=[datetime(1969, 1, 1, tzinfo=UTC)]), r"a time before 1970"),
     "message too large": (
