@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from twophase.core.retention import Retention
     from twophase.pipeline import Pipeline
     from twophase.runner import run
+    from twophase.state.declaration import State
 
 __all__ = [
     "Pipeline",
     "Retention",
+    "State",
     "audits",
     "committed_files",
     "committers",
@@ -31,6 +33,7 @@ __all__ = [
 _HOMES = {
     "Pipeline": "twophase.pipeline",
     "Retention": "twophase.core.retention",
+    "State": "twophase.state.declaration",
     "committed_files": "twophase.committed_reads",
     "read_committed": "twophase.committed_reads",
     "run": "twophase.runner",

@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"storage"}),
     frozenset({"formats"}),
     frozenset({"row_queries"}),
-    frozenset({"committers", "sinks", "sources"}),
+    frozenset({"committers", "sinks", "sources", "state"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
     frozenset({"audits", "comparison"}),
@@ -51,12 +51,13 @@ AT_HOME: dict[str, frozenset[str]] = {
 }
 
 #: What runs in the driver and the executors.
-SHIPPED = ("core", "storage", "formats", "row_queries", "sinks", "sources", "spark")
+SHIPPED = ("core", "storage", "formats", "row_queries", "sinks", "sources", "state", "spark")
 
 #: What these parts must not import even inside a function.
 NEVER: dict[str, frozenset[str]] = {
     "core": frozenset({"airflow", "sqlalchemy"}),
     "sources": frozenset({"airflow", "sqlalchemy"}),
+    "state": frozenset({"airflow", "sqlalchemy"}),
     "spark": frozenset({"airflow", "sqlalchemy", "twophase.airflow", "twophase.committer", "twophase.local"}),
 }
 
@@ -264,6 +265,7 @@ SAME_NAME = {
     "Kafka": "twophase.sources.Kafka reads topics, twophase.sinks.Kafka writes them",
     "Postgres": "twophase.sinks.Postgres is a target, twophase.committers.Postgres remembers what was sent",
     "Sink": "the port that the coordinator knows, and the base class of those that users write",
+    "State": "twophase.State is keyed state, core.states.State is where a revision stands",
     "Source": "the port that the coordinator knows, and the base class of those that are shipped",
 }
 

@@ -1,0 +1,1 @@
+"""Keyed state of a pipeline: rows kept between checkpoints in sorted, immutable Arrow files."""
