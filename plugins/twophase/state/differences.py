@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from twophase.state.hashes import Hashes
 from twophase.state.newest_rows import flags
-from twophase.state.reader import Found, StateReader, plain
+from twophase.state.reader import FoundRows, StateReader, plain
 from twophase.state.row_order import Flags, equal
 from twophase.state.run_files import DELETED, HASH
 
@@ -19,14 +19,14 @@ INSERT, BEFORE, AFTER, DELETE = "+I", "-U", "+U", "-D"
 
 
 @dataclass(frozen=True)
-class Difference:
+class Compared:
     """Some rows beside what a state has for their keys."""
 
     hashes: Hashes
     #: The new rows, all columns of the state.
     after: dict[str, pa.Array]
     #: What the state has: the columns that are no key.
-    before: Found
+    before: FoundRows
     #: Which rows delete their key.
     deleted: Flags
     #: Which rows change anything; an equal row does not, nor does a deletion of a key that is not there.
@@ -49,7 +49,7 @@ class Difference:
         return pa.table({**columns, CHANGE: pa.array(np.concatenate(kinds)[rows], pa.string())})
 
 
-def difference(reader: StateReader, rows: pa.RecordBatch | pa.Table) -> Difference:
+def difference(reader: StateReader, rows: pa.RecordBatch | pa.Table) -> Compared:
     """Look up the keys of new rows; these have `_hash`, the columns of the state and perhaps `_deleted`."""
     hashed = plain(rows.column(HASH), pa.int64()).to_numpy(zero_copy_only=False)
     after = {name: plain(rows.column(name), kind) for name, kind in reader.kinds.items()}
@@ -64,4 +64,4 @@ def difference(reader: StateReader, rows: pa.RecordBatch | pa.Table) -> Differen
         if not same.any():
             break
         same &= equal(before.values[name], after[name])
-    return Difference(hashed, after, before, deleted, np.where(deleted, before.there, ~same))
+    return Compared(hashed, after, before, deleted, np.where(deleted, before.there, ~same))

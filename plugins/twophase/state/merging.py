@@ -53,7 +53,7 @@ def _checkpoints(runs: Sequence[SortedRun], level: int) -> int:
     return len({run.checkpoint_id for run in runs if run.level == level})
 
 
-class Target(NamedTuple):
+class MergePlace(NamedTuple):
     """Where merged runs are written, and what is in them; `begin` begins the names of the files."""
 
     home: Path | str
@@ -62,14 +62,14 @@ class Target(NamedTuple):
     begin: str
 
 
-def merge(target: Target, runs: Sequence[SortedRun], level: int, as_of: int | None) -> tuple[SortedRun, ...]:
+def merge(place: MergePlace, runs: Sequence[SortedRun], level: int, as_of: int | None) -> tuple[SortedRun, ...]:
     """Write merged runs, range by range; in the base there are neither tombstones nor rows expired at `as_of`."""
-    mapped = run_files.opened(target.home, runs)
+    mapped = run_files.opened(place.home, runs)
     written = []
     for low, high in ranges(runs, rows=FILE_ROWS, size=FILE_BYTES):
-        rows = newest(mapped, target.schema, target.key, low, high)
+        rows = newest(mapped, place.schema, place.key, low, high)
         if level == BASE:
             rows = living(rows, as_of)
         if rows.num_rows:
-            written.append(run_files.write(target.home, target.begin, level, rows))
+            written.append(run_files.write(place.home, place.begin, level, rows))
     return tuple(written)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.errors import AttemptFailed
 from twophase.state import merging, run_files
 from twophase.state.manifest import SortedRun, StateManifest
-from twophase.state.merging import BASE, FAN, LEAST_ROWS, Target
+from twophase.state.merging import BASE, FAN, LEAST_ROWS, MergePlace
 from twophase.state.newest_rows import microseconds, repeats
 from twophase.state.reader import RANGE_ROWS
 from twophase.state.task_runs import TaskReport, two_rows
@@ -50,14 +50,14 @@ def next_state(  # noqa: PLR0913 - what the driver knows of the attempt
 ) -> StateManifest:
     """Return the state after an attempt; `begin` begins the names of its files, by `timestamp` rows expire."""
     tasks = one_per_partition(reports)
-    target = Target(home, base.key, schema, begin)
-    own = _own_runs(target, tasks)
+    place = MergePlace(home, base.key, schema, begin)
+    own = _own_runs(place, tasks)
     runs = (*own, *base.runs)
     as_of = None if timestamp is None else microseconds(timestamp)
     keys = base.keys + sum(task.inserted - task.deleted for task in tasks)
     written = list(own)
     if merge := merging.due(runs, fan=fan, least_rows=least_rows):
-        merged = merging.merge(target, merge.runs, merge.level, as_of)
+        merged = merging.merge(place, merge.runs, merge.level, as_of)
         gone = {run.path for run in merge.runs}
         runs = (*merged, *(run for run in runs if run.path not in gone))
         written += merged
@@ -77,20 +77,20 @@ def next_state(  # noqa: PLR0913 - what the driver knows of the attempt
     )
 
 
-def _own_runs(target: Target, tasks: Sequence[TaskReport]) -> tuple[SortedRun, ...]:
+def _own_runs(place: MergePlace, tasks: Sequence[TaskReport]) -> tuple[SortedRun, ...]:
     """Return the runs of the tasks, small ones put together; an error if two tasks had a row for one key."""
     runs = [run for task in tasks for run in task.runs]
     unchanged = [run for task in tasks for run in task.unchanged]
     if len(runs) + len(unchanged) > 1:
-        mapped = run_files.opened(target.home, [*runs, *unchanged])
-        for given_twice in repeats(mapped, target.schema, target.key, rows=RANGE_ROWS):
-            raise two_rows({name: given_twice[name] for name in target.key})
+        mapped = run_files.opened(place.home, [*runs, *unchanged])
+        for given_twice in repeats(mapped, place.schema, place.key, rows=RANGE_ROWS):
+            raise two_rows({name: given_twice[name] for name in place.key})
     small = [run for run in runs if run.rows < PIECE_ROWS]
     used = unchanged
     if len(small) > 1:
-        together = merging.merge(target, small, 0, None)
+        together = merging.merge(place, small, 0, None)
         runs = [*together, *(run for run in runs if run.rows >= PIECE_ROWS)]
         used = [*unchanged, *small]
     for run in used:  # no manifest lists them; what is left after a crash is swept
-        (run_files.folder(target.home) / run.path).unlink(missing_ok=True)
+        (run_files.folder(place.home) / run.path).unlink(missing_ok=True)
     return tuple(sorted(runs, key=lambda run: run.low))

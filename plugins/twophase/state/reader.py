@@ -27,7 +27,7 @@ RANGE_ROWS = 1 << 20
 BATCH_ROWS = 1 << 16
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """What a state has for some keys: one row for each of them, in their order."""
 
     #: The columns that were asked for; null where the key is not there.
@@ -61,7 +61,7 @@ class StateReader:
         """Return the key columns of some rows, with their declared types."""
         return [plain(rows.column(name), self.kinds[name]) for name in self.manifest.key]
 
-    def look_up(self, hashed: Hashes, keys: Sequence[pa.Array], names: Sequence[str]) -> Found:
+    def look_up(self, hashed: Hashes, keys: Sequence[pa.Array], names: Sequence[str]) -> FoundRows:
         """Return columns of the newest row of each key; its cost follows the keys and the number of runs."""
         by_hash = np.argsort(hashed, kind="stable")
         wanted = hashed[by_hash]
@@ -105,7 +105,7 @@ class StateReader:
         empty = np.empty(0, dtype=np.int64)
         return np.concatenate([empty, *found_keys]), np.concatenate([empty, *found_rows])
 
-    def _gathered(self, taken: list[tuple[MappedRun, Positions]], places: Positions, names: Sequence[str]) -> Found:
+    def _gathered(self, taken: list[tuple[MappedRun, Positions]], places: Positions, names: Sequence[str]) -> FoundRows:
         at = pa.array(places, mask=places < 0)
 
         def column(name: str, kind: pa.DataType) -> pa.Array:
@@ -123,7 +123,7 @@ class StateReader:
         there = counted & ~expired
         if expired.any() or deleted.any():
             at = pa.array(places, mask=~there)
-        return Found({name: column(name, self.kinds[name]) for name in names}, there, counted, deleted)
+        return FoundRows({name: column(name, self.kinds[name]) for name in names}, there, counted, deleted)
 
     def scan(self, low: int | None = None, high: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows that are there, or those with a hash from `low` to `high`; in the order of their hashes."""
@@ -134,23 +134,25 @@ class StateReader:
                 yield from living(rows, self.as_of).select(list(self.kinds)).to_batches(max_chunksize=BATCH_ROWS)
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """What one revision did to a key: its new row, or None if it was deleted."""
 
     label: Any
     row: Mapping[str, Any] | None
 
 
-def history(home: Path | str, states: Iterable[tuple[Any, StateManifest]], key: Mapping[str, Any]) -> Iterator[Change]:
+def history(
+    home: Path | str, states: Iterable[tuple[Any, StateManifest]], key: Mapping[str, Any]
+) -> Iterator[KeyChange]:
     """Yield what each of the states changed in one key; each is given with a label, such as its checkpoint."""
     for label, manifest in states:
         reader = StateReader(home, replace(manifest, runs=manifest.own, timestamp=None))
         columns = reader.key_columns(key_rows(manifest, [key]))
         found = reader.look_up(hashes.of(columns), columns, list(reader.kinds))
         if found.there[0]:
-            yield Change(label, {name: value[0].as_py() for name, value in found.values.items()})
+            yield KeyChange(label, {name: value[0].as_py() for name, value in found.values.items()})
         elif found.deleted[0]:
-            yield Change(label, None)
+            yield KeyChange(label, None)
 
 
 def key_rows(manifest: StateManifest, keys: Sequence[Mapping[str, Any]]) -> pa.Table:

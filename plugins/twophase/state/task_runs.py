@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from twophase.core.errors import BadValue
 from twophase.state import run_files
-from twophase.state.differences import Difference, difference
+from twophase.state.differences import Compared, difference
 from twophase.state.manifest import SortedRun
 from twophase.state.reader import StateReader
 from twophase.state.row_order import Flags, sort
@@ -63,11 +63,11 @@ class TaskRuns:
     ) -> None:
         """Keep the state before, and when what is written now expires (microseconds; None: never)."""
         self._home, self._reader, self._begin, self._expires = home, reader, begin, expires
-        self._pending: list[Difference] = []
+        self._pending: list[Compared] = []
         self._rows = 0
         self.report = TaskReport(partition)
 
-    def add(self, rows: pa.RecordBatch) -> Difference:
+    def add(self, rows: pa.RecordBatch) -> Compared:
         """Take some rows; return what they change."""
         found = difference(self._reader, rows)
         self._pending.append(found)
