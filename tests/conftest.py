@@ -120,7 +120,8 @@ def spark() -> Iterator[SparkSession]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start to build the S3 server early, if any test is going to need it."""
-    if any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items):
+    needed = any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not session.config.option.collectonly:
         from support.servers.s3 import build
 
         build()
