@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from support.pipelines.airflow_case import ASKING, CONF, Case, assert_names, partitioned
-from support.servers.airflow import AirflowServer, eventually
+from support.servers.airflow import AirflowServer, eventually, step_by_step
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
@@ -192,7 +192,7 @@ def test_a_backfill_of_airflows_own_makes_new_revisions(airflow: AirflowServer) 
 
 
 def backfill(case: Case, first: str, last: str, **more: Any) -> None:
-    """Backfill these days and wait until all is done."""
+    """Backfill these days and wait until all is done, as long as runs end."""
     body = {
         "dag_id": case.name,
         "from_date": f"{first}T00:00:00Z",
@@ -204,7 +204,7 @@ def backfill(case: Case, first: str, last: str, **more: Any) -> None:
         **more,
     }
     made = case.airflow.api("POST", "backfills", **body)
-    eventually(lambda: case.airflow.api("GET", f"backfills/{made['id']}")["completed_at"], 800, every=1)
+    step_by_step(lambda: case.airflow.api("GET", f"backfills/{made['id']}")["completed_at"], case.states)
 
 
 @pytest.mark.slow
@@ -304,6 +304,7 @@ with DAG("{case.name}_around", schedule=None):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_thirty_intervals_are_backfilled_once_each_while_regular_runs_go_on(airflow: AirflowServer) -> None:
     arguments = 'schedule="@daily", start_date=datetime(2026, 10, 1), catchup=False'
     case = Case(airflow, interval=True, arguments=arguments, more=', on_missing="empty"')

@@ -147,3 +147,13 @@ def eventually(holds: Callable[[], Any], timeout: float = 60, *, every: float = 
     while not holds():
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s"
         time.sleep(every)
+
+
+def step_by_step(holds: Callable[[], Any], state: Callable[[], Any], timeout: float = 600) -> None:
+    """Wait until something holds, however many steps it takes: each is seen as another state, within the timeout."""
+    seen, deadline = state(), time.monotonic() + timeout
+    while not holds():
+        if (now := state()) != seen:
+            seen, deadline = now, time.monotonic() + timeout
+        assert time.monotonic() < deadline, f"nothing changed within {timeout:.0f} s"
+        time.sleep(1)
