@@ -104,8 +104,9 @@ test-yarn: $(READY) ## Run attempts on a real YARN on this machine (downloads 66
 	@$(BIN)/pytest -m yarn tests/yarn $(ARGS)
 
 test-kubernetes: $(READY) ## Submit to a real Kubernetes API server (builds one, 5 to 20 minutes once)
-	@echo '→ tests on Kubernetes'
+	@echo '→ tests on Kubernetes; first the API server is built, if it is not there'
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(KUBERNETES) -r requirements-kubernetes.txt
+	@PYTHONPATH=tests $(BIN)/python -m support.servers.kubernetes
 	@PYTHONPATH=$(KUBERNETES) $(BIN)/pytest -m kubernetes tests/kubernetes $(ARGS)
 
 lint: $(READY) ## Check style, format and types

@@ -1,6 +1,7 @@
 """A real Kubernetes API server, without a node: pods are created, listed and deleted, and run nowhere.
 
 It is built once from Kubernetes' own Go modules, with an etcd in the same process, and kept in the user's cache.
+`python -m support.servers.kubernetes` builds it: before the tests, whose time limits would end it on a busy machine.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def running(folder: Path) -> Iterator[Kubernetes]:
 
 
 def built() -> Path:
-    """Return the server, built at the first call: that takes five to twenty minutes."""
+    """Return the server, built at the first call: that takes five to twenty minutes, longer on a busy machine."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "twophase")
     program = cache / f"kube-apiserver-{VERSION}"
     if not program.exists():
@@ -150,3 +151,7 @@ def _wait(kubernetes: Kubernetes, started: subprocess.Popen[bytes]) -> None:
         return
     msg = f"Kubernetes did not start: {(kubernetes.folder / 'log').read_text()[-3000:]}"
     raise AssertionError(msg)
+
+
+if __name__ == "__main__":
+    built()
