@@ -32,6 +32,9 @@ SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
 QUICK := tests/unit tests/migration $(addprefix tests/integration/,rules rules_of_replacement record slots_in_record cli) \
 	$(wildcard tests/integration/test_*_sink.py)
 
+# Of the matrices of crashes `make chaos` runs each pair of values, and `make chaos EVERY=1` all of them.
+CHOSEN := $(if $(EVERY),, and not repeated)
+
 # What has a target of its own.
 APART := not install and not spark35 and not s3a and not yarn and not kubernetes
 
@@ -74,10 +77,10 @@ test: $(READY) ## Run the tests, all but the slow ones
 	@echo '→ tests, all but the slow ones'
 	@$(BIN)/pytest $(SHARED) -m 'not slow and $(APART)' $(ARGS)
 
-chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included
+chaos: $(READY) ## Kill processes at every failpoint and on a running Airflow, the slow tests included (EVERY=1: in every combination)
 	@$(BROWSER)
 	@echo '→ chaos tests, the slow ones included'
-	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and $(APART)' $(ARGS)
+	@$(BIN)/pytest $(SHARED) -m '(chaos or airflow or slow) and $(APART)$(CHOSEN)' $(ARGS)
 
 test-spark35: $(READY) $(READY35) ## Run what runs inside Spark on Spark 3.5
 	@echo '→ tests on Spark 3.5'

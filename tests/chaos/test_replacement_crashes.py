@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.crashes import replacement_promises, replacements
+from support.crashes.combinations import covering, marks, pairs
 from support.crashes.replacement_ways import WAYS, Way
 from support.faults.processes import call
 from twophase.committer.record import PostgresRecord
@@ -105,27 +106,32 @@ class Crash:
         assert replacement_promises.Recorded(self.record).decided == self.before.decided + self.way.decisions
 
 
-def _rounds(way: Way, point: str, *, usual: bool) -> list[Round]:
-    """Return the rounds that `make test` has at a point of a way, or the others."""
-    every = [KILLED, TAKEN_OVER, RAISED]
-    if way.name in TWO_TABLES and point.partition(".")[0] in {"stage", "vote", "promote"} and point != "stage.after":
-        every.append(SECOND)
+def _every(way: Way, point: str) -> list[Round]:
+    """Return the rounds that there can be at a point of a way."""
+    both = way.name in TWO_TABLES and point.partition(".")[0] in {"stage", "vote", "promote"} and point != "stage.after"
+    return [KILLED, TAKEN_OVER, RAISED, *([SECOND] if both else [])]
+
+
+def _usual(way: Way, point: str) -> list[Round]:
+    """Return those that `make test` has."""
     if way is WAYS[0]:
-        few = [TAKEN_OVER if way.points.index(point) % 2 else KILLED]
-    elif point in FEW[way.name]:
-        few = [TAKEN_OVER if FEW[way.name].index(point) % 2 else KILLED, *([RAISED] if point in ONLY_HERE else [])]
-    else:
-        few = []
-    return few if usual else [one for one in every if one not in few]
+        return [TAKEN_OVER if way.points.index(point) % 2 else KILLED]
+    if point in FEW[way.name]:
+        return [TAKEN_OVER if FEW[way.name].index(point) % 2 else KILLED, *([RAISED] if point in ONLY_HERE else [])]
+    return []
 
 
 def _cases() -> Iterator[Any]:
-    for way in WAYS:
-        for point in way.points:
-            for usual in (True, False):
-                if rounds := _rounds(way, point, usual=usual):
-                    name = f"{way.name}-{point}{'' if usual else '-rest'}"
-                    yield pytest.param(way, point, rounds, id=name, marks=[] if usual else [pytest.mark.slow])
+    """Return ways, points and rounds: of those that are not usual first what `make chaos` has, then all others."""
+    places = [(way, point) for way in WAYS for point in way.points]
+    usual = {(way.name, point, one) for way, point in places for one in _usual(way, point)}
+    chosen = covering([(way.name, point, one) for way, point in places for one in _every(way, point)], pairs, usual)
+    for way, point in places:
+        every = {(way.name, point, one) for one in _every(way, point)}
+        for name, cases in (("", every & usual), ("-rest", every & chosen - usual), ("-repeated", every - chosen)):
+            if cases:
+                rounds, marked = [one for *_, one in sorted(cases)], marks(min(cases), chosen, usual)
+                yield pytest.param(way, point, rounds, id=f"{way.name}-{point}{name}", marks=marked)
 
 
 @pytest.mark.parametrize(("way", "failpoint", "rounds"), list(_cases()))

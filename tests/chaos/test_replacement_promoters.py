@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from support.crashes import replacement_promises, replacements, scenarios
+from support.crashes.combinations import covering, marks, pairs
 from support.faults.processes import Child, start, stopped_at_end
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
@@ -127,18 +128,21 @@ MEANWHILE = ("nothing", "replaced", "swept")
 
 
 def _one_stopped() -> Iterator[Any]:
+    cases, usual = [], []
     for mode, meanwhile in product(MODES, MEANWHILE):
         second = [f"{name}@2" for name in points(mode) if name.startswith("promote.")]
         for number, point in enumerate([*points(mode), *second]):
             for kind in ("run", "recovery"):
                 if point == "commit.after" and kind == "recovery":
                     continue  # the process that decided meets this one, and nobody else
-                usual = meanwhile == ("swept" if point == EXCHANGE and mode == "gap" else "replaced")
-                usual &= point in FEW[mode] and kind == ("recovery", "run")[number % 2]
-                usual |= (mode, meanwhile, point, kind) == ("exchange", "swept", "promote.taken", "run")
-                name = f"{mode}-{meanwhile}-{point}-{kind}"
-                marks = [] if usual else [pytest.mark.slow]
-                yield pytest.param((mode, meanwhile, point, kind), id=name, marks=marks)
+                cases.append(case := (mode, meanwhile, point, kind))
+                few = meanwhile == ("swept" if point == EXCHANGE and mode == "gap" else "replaced")
+                few &= point in FEW[mode] and kind == ("recovery", "run")[number % 2]
+                if few or case == ("exchange", "swept", "promote.taken", "run"):
+                    usual.append(case)
+    chosen = covering(cases, pairs, usual)
+    for case in cases:
+        yield pytest.param(case, id="-".join(case), marks=marks(case, chosen, usual))
 
 
 @pytest.mark.parametrize("case", list(_one_stopped()))

@@ -10,27 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from chaos.test_sink_crashes import expect_in_order, points, recover
+from chaos.test_sink_crashes import expect_in_order, recover
 from support.crashes import replacements, several_sinks
 from support.crashes.replacement_promises import wait_for_lease
+from support.crashes.sink_matrix import parameters
 from support.faults.processes import Child, call, start, stopped_at_end
 from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
 
 pytestmark = pytest.mark.chaos
 
-#: The parts of a restage.
-PARTS = frozenset({"submit", "stage", "restage", "vote", "promote", "send", "finish"})
-KINDS = (
-    *("files", "postgres", "attached", "upserted", "retracted", "constrained", "delta", "iceberg", "sent"),
-    *("files+postgres", "postgres+delta", "files+sent"),
-)
-#: What `make test` meets, killed; of a table of files there is more elsewhere.
-FEW = {
-    "upserted": ("restage.discarded",),
-    "delta": ("restage.discarded",),
-    "sent": ("restage.discarded",),
-}
 #: Between the last look at what is visible and the step that replaces it: no failpoint is there, the test stops it.
 EXCHANGE = "exchange"
 #: Where a promoter of what was voted for first is stopped: before it has anything, with it in hand, at work on it.
@@ -118,16 +107,7 @@ class Decided:
         expect_in_order(self.kinds, self.record, self.home)
 
 
-def cases() -> Iterator[object]:
-    for kinds in KINDS:
-        for point in (*points(kinds), "restage.opened", "restage.discarded"):
-            if point.partition(".")[0] in PARTS:
-                for action in ("kill", "raise"):
-                    few = action == "kill" and point in FEW.get(kinds, ())
-                    yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(cases()))
+@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(parameters("restage")))
 def test_a_restage_that_dies_anywhere_leaves_the_old_rows_or_the_new_whole_and_once(
     kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
 ) -> None:

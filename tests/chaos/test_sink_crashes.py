@@ -5,108 +5,29 @@ Nothing is lost, doubled or half visible in any of them; what is decided reaches
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from support.crashes import scenarios, several_sinks
+from support.crashes import several_sinks
 from support.crashes.replacement_promises import let_retention_be_over, wait_for_lease
+from support.crashes.sink_matrix import parameters
 from support.faults.processes import call
 from support.pipelines.factories import Row, counted, land_words
 from twophase.committer.record import PostgresRecord
-from twophase.core.failpoints import FAILPOINTS
 from twophase.core.states import ENDED
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.verification import verify
 
 pytestmark = pytest.mark.chaos
 
-#: Nobody comes by these here: nothing is replaced, audited or settled.
-NOT_HERE = scenarios.OFFSETS | frozenset({
-    *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
-    *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
-    *("table.created", "table.widened", "reconcile.before", "reconcile.inside", "reconcile.after"),
-    *("restage.opened", "restage.discarded", "hand_over.before", "hand_over.inside"),
-})  # fmt: skip
-STAGED_AS_FILES = frozenset({"stage.manifest", "stage.marked"})
-CHECKED = frozenset({"promote.checked", "promote.visible"})
-TAKEN = frozenset({"promote.taken"})
-RECEIPTED = frozenset({"promote.receipt"})
-POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
-LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
-ALL = "+".join(several_sinks.LOCAL)
-KINDS = (
-    *(kind for kind in several_sinks.DECLARED if kind != "files"),
-    *("files+postgres", "postgres+delta", "files+iceberg", "files+sent", "kafka+files", "postgres+kafka", ALL),
-)
 #: Sinks that become visible subtask by subtask.
 BIT_BY_BIT = frozenset({"sent"})
-#: What `make test` meets of each, killed: that in which they differ.
-FEW = {
-    "postgres": ("stage.durable", "promote.marked", "promote.applied"),
-    "attached": ("promote.applied",),
-    "constrained": ("vote.tried", "promote.applied"),
-    "delta": ("promote.checked", "promote.visible"),
-    "iceberg": ("promote.visible",),
-    "kafka": ("kafka.marked", "kafka.committed"),
-    "kafka+files": ("kafka.sent",),
-    "sent": ("send.row", "send.sent"),
-    "delta_s3": ("promote.visible",),
-    "iceberg_s3": (),
-    "files+postgres": ("commit.after", "promote.applied"),
-    "postgres+delta": ("promote.visible",),
-    "files+sent": ("send.committed",),
-    ALL: ("promote.after",),
-}
-#: What was sent cannot be taken back.
-REPLACEABLE = (
-    *(kinds for kinds in KINDS if "sent" not in kinds and "kafka" not in kinds),
-    "+".join(kind for kind in several_sinks.LOCAL if kind != "sent"),
-    *(f"{kinds}{several_sinks.BY_SLOTS}" for kinds in ("replaced", "upserted", "files+replaced")),
-)
-#: What `make test` meets of their replacements, killed.
-FEW_REPLACED = {"postgres": "promote.applied", "delta": "promote.visible"}
 HANDING_OVER = ("hand_over.before", "hand_over.inside")
 #: More than a checkpoint comes to here.
 REVISIONS = 4
 WAYS = {"abort": several_sinks.fail, "recover": several_sinks.recover, "sweep": several_sinks.sweep}
-
-
-def points(kinds: str) -> list[str]:
-    """Return what a pipeline into these comes by."""
-    parts = set(several_sinks.split(kinds))
-    met = {
-        STAGED_AS_FILES: parts & {"files", "sent", "kafka", *LAKES},
-        CHECKED: parts & {"files", *LAKES},
-        TAKEN: parts & {"files"},
-        RECEIPTED: parts & {"files", "sent", *LAKES},
-        POSTGRES_ONLY: parts & set(several_sinks.TABLES),
-        frozenset({"vote.tried"}): parts & several_sinks.TRIED,
-        frozenset({"promote.durable"}): parts - {"sent", "kafka"},
-        scenarios.SENDING: parts & {"sent"},
-        scenarios.KAFKA: parts & {"kafka"},
-    }
-    left_out = NOT_HERE.union(*(names for names, by in met.items() if not by))
-    return [name for name in FAILPOINTS if name not in left_out]
-
-
-def cases() -> Iterator[object]:
-    for kinds in KINDS:
-        for point in points(kinds):
-            for action in ("kill", "raise"):
-                few = action == "kill" and point in FEW.get(kinds, ())
-                yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
-
-
-def replacements() -> Iterator[object]:
-    for kinds in REPLACEABLE:
-        for point in points(kinds):
-            if point.partition(".")[0] not in WAYS:
-                for action in ("kill", "raise"):
-                    few = action == "kill" and point == FEW_REPLACED.get(kinds)
-                    yield pytest.param(kinds, point, action, marks=() if few else pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +41,7 @@ def _target(request: pytest.FixtureRequest, home: Path, dsn: str, monkeypatch: p
     monkeypatch.setenv("AIRFLOW_CONN_DWH", dsn.replace("postgresql+psycopg2", "postgres"))
 
 
-@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(cases()))
+@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(parameters("checkpoint")))
 def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
     kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
 ) -> None:
@@ -152,7 +73,7 @@ def test_a_crash_anywhere_loses_doubles_and_shows_nothing_in_any_sink(
     expect_in_order(kinds, record, home)
 
 
-@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(replacements()))
+@pytest.mark.parametrize(("kinds", "failpoint", "action"), list(parameters("replacement")))
 def test_a_crash_anywhere_in_a_replacement_shows_one_revision_whole_in_every_sink(
     kinds: str, failpoint: str, action: str, record: PostgresRecord, home: Path
 ) -> None:
