@@ -21,7 +21,8 @@ from twophase.sources.base import Sifted, Source
 from twophase.sources.kafka_starts import Start, shared
 from twophase.sources.quarantine import Quarantine
 from twophase.storage import kafka
-from twophase.storage.kafka_offsets import At, KafkaOffsets, Place, ReadTopic
+from twophase.storage.kafka_cluster import At, KafkaCluster, Place, Topic
+from twophase.storage.kafka_reader import truncated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +39,7 @@ _FREE = "abort the checkpoint, `twophase release` it, then "
 class Seen:
     """What `discover` saw: the bounds of each partition, and where those begin that were never seen before."""
 
-    topics: Mapping[str, ReadTopic]
+    topics: Mapping[str, Topic]
     bounds: Mapping[Place, tuple[At, At]]
     starts: Mapping[Place, int]
     #: Positions whose mark was looked at again and still holds, though the leader changed.
@@ -173,14 +174,14 @@ class Kafka(Source):
         ranges = {str(place): (starts[place], end) for place, end in ends.items()}
         return Input(ranges=ranges, marks={str(place): found.marks[place] for place in ends})  # type: ignore[arg-type]
 
-    def cluster(self) -> KafkaOffsets:
+    def cluster(self) -> KafkaCluster:
         """Return the cluster to ask."""
-        return KafkaOffsets(self.conn_id, self.who)
+        return KafkaCluster(self.conn_id, self.who)
 
     def _selects(self, topic: str) -> bool:
         return topic in self.topics or (self.pattern is not None and kafka_records.matches(self.pattern, topic))
 
-    def _topics(self, cluster: KafkaOffsets, read: Mapping[Place, Position]) -> dict[str, ReadTopic]:
+    def _topics(self, cluster: KafkaCluster, read: Mapping[Place, Position]) -> dict[str, Topic]:
         """Return the topics that are there; raise if one is missing that was named or read before."""
         names = self.topics or cluster.named(self.pattern or "")
         topics = cluster.topics(names)
@@ -206,7 +207,7 @@ class Kafka(Source):
 
     def _check_topics(
         self,
-        topics: Mapping[str, ReadTopic],
+        topics: Mapping[str, Topic],
         bounds: Mapping[Place, Any],
         marks: Mapping[Place, Json | None],
         remedy: str,
@@ -229,7 +230,7 @@ class Kafka(Source):
 
     def _check_logs(
         self,
-        cluster: KafkaOffsets,
+        cluster: KafkaCluster,
         read: Mapping[Place, tuple[int, Json | None]],
         bounds: Mapping[Place, tuple[At, At]],
         remedy: str,
@@ -241,7 +242,7 @@ class Kafka(Source):
             place: at for place, at in epochs.items() if at.epoch is not None and at.epoch != bounds[place][1].epoch
         }
         asked = {place: at for place, at in changed.items() if place not in lost}
-        lost |= cluster.truncated(asked) if asked else set()
+        lost |= truncated(cluster, asked) if asked else set()
         for place in sorted(lost):
             offset, end = read[place][0], bounds[place][1].offset
             said = f"its log was truncated: records before offset {offset} are gone or others now, it ends at {end}"
@@ -284,12 +285,12 @@ class Kafka(Source):
             if topic and number.isdecimal():
                 places[Place(topic, int(number))] = told
             else:
-                found = cluster.topics([name]).get(name, ReadTopic("", ()))
-                places |= {Place(name, one): told for one in found.partitions or (0,)}
+                found = cluster.topic(name)
+                places |= {Place(name, one): told for one in (found.partitions if found else ()) or (0,)}
         topics, bounds = self._there(cluster, places)
         return {str(at): self._moved(at, told, topics.get(at.topic), bounds.get(at)) for at, told in places.items()}
 
-    def _moved(self, place: Place, told: str, topic: ReadTopic | None, bounds: tuple[At, At] | None) -> Position:
+    def _moved(self, place: Place, told: str, topic: Topic | None, bounds: tuple[At, At] | None) -> Position:
         if topic is None or bounds is None:
             msg = f"{self.who}: {place}: there is no such partition"
             raise ConfigError(msg)
@@ -303,13 +304,11 @@ class Kafka(Source):
         return Position(offset, _mark(topic, last))
 
     @staticmethod
-    def _there(
-        cluster: KafkaOffsets, places: Iterable[Place]
-    ) -> tuple[dict[str, ReadTopic], dict[Place, tuple[At, At]]]:
+    def _there(cluster: KafkaCluster, places: Iterable[Place]) -> tuple[dict[str, Topic], dict[Place, tuple[At, At]]]:
         """Return the topics of partitions, and the bounds of those partitions that exist."""
         wanted = list(places)
         topics = cluster.topics({place.topic for place in wanted})
-        there = [place for place in wanted if place.partition in topics.get(place.topic, ReadTopic("", ())).partitions]
+        there = [at for at in wanted if at.topic in topics and at.partition in topics[at.topic].partitions]
         return topics, cluster.bounds(there)
 
     # --- in Spark ----------------------------------------------------------------------------------------------------
@@ -357,5 +356,5 @@ def _places(named: Mapping[str, Any]) -> dict[Place, Any]:
     return {Place.parse(name): value for name, value in named.items()}
 
 
-def _mark(topic: ReadTopic, last: At) -> Json:
+def _mark(topic: Topic, last: At) -> Json:
     return {"topic": topic.id, "epoch": last.epoch}

@@ -14,7 +14,7 @@ from twophase.sources.bad_records import text_of
 from twophase.sources.base import Sifted
 from twophase.sources.quarantine import check_kept
 from twophase.storage.kafka import spark_options
-from twophase.storage.kafka_offsets import Place
+from twophase.storage.kafka_cluster import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from twophase.core.errors import ConfigError
-from twophase.storage.kafka_offsets import At, KafkaOffsets, Place
+from twophase.storage.kafka_cluster import At, KafkaCluster, Place
 
 WORDS = ("earliest", "latest", "group")
 #: librdkafka's words for `auto.offset.reset` → whether to begin at the end.
@@ -48,7 +48,7 @@ class Start:
         return self.word or (self.time.isoformat() if self.time else None)
 
     def offsets(
-        self, cluster: KafkaOffsets, bounds: Mapping[Place, tuple[At, At]], group: tuple[str | None, str]
+        self, cluster: KafkaCluster, bounds: Mapping[Place, tuple[At, At]], group: tuple[str | None, str]
     ) -> dict[Place, int]:
         """Return the first offset to read of each partition."""
         first = {place: at.offset for place, (at, _) in bounds.items()}
@@ -74,7 +74,7 @@ class Start:
         return dict(given)
 
     def _of_group(
-        self, cluster: KafkaOffsets, bounds: Mapping[Place, tuple[At, At]], group: str | None, reset: str
+        self, cluster: KafkaCluster, bounds: Mapping[Place, tuple[At, At]], group: str | None, reset: str
     ) -> dict[Place, int]:
         """Begin where the consumer group is; in partitions without an offset of it, as `auto.offset.reset` says."""
         committed = cluster.group_offsets(group, bounds) if group else {}

@@ -150,7 +150,7 @@ def test_a_broker_that_nobody_reaches_is_named_within_seconds(
 ) -> None:
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", connection("127.0.0.1:1"))
 
-    with pytest.raises(SinkUnavailable, match=r"^kafka \(connection kafka\): .*127.0.0.1:1"):
+    with pytest.raises(SinkUnavailable, match=r"^sinks.Kafka words: connection kafka: .*127.0.0.1:1"):
         kafka_sink(kafka, topic="words")
 
 

@@ -14,7 +14,7 @@ from support.faults.processes import polls
 from support.servers.kafka import CONN_ID, admin, connection, make_topic, serving
 from support.sinks.kafka_topic import PIPELINE, staged
 from twophase import sinks
-from twophase.core.errors import ConfigError, SinkUnavailable
+from twophase.core.errors import ConfigError
 from twophase.core.ports import Outcome
 from twophase.local.kafka import Broker
 from twophase.sinks.kafka.markers import PARTITIONS
@@ -79,7 +79,7 @@ def test_each_missing_right_is_named_until_all_are_there(
     sink = sinks.Kafka(topic, conn_id=CONN_ID, markers=markers)
     sink.join(PIPELINE, "guarded")
 
-    assert refused(sink.prepare, "expected a topic that this account may see, found none")
+    assert refused(sink.prepare, f"{topic}: .*authorization failed.*; give this account the right to it")
     grant(guarded, "TOPIC", topic, "DESCRIBE")
     assert refused(sink.prepare, r"expected the right WRITE, found DESCRIBE; grant it by kafka-acls")
     grant(guarded, "TOPIC", topic, "WRITE")
@@ -119,6 +119,6 @@ def test_a_wrong_password_is_said_within_seconds_and_not_shown(
     sink = sinks.Kafka("words", conn_id=CONN_ID)
     sink.join(PIPELINE, "guarded")
 
-    with pytest.raises(SinkUnavailable, match=r"kafka \(connection kafka\): .*[Aa]uthentication") as failed:
+    with pytest.raises(ConfigError, match=r"connection kafka: .*[Aa]uthentication.*correct login, password") as failed:
         sink.prepare()
     assert "canary" not in str(failed.value)

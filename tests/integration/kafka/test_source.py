@@ -354,7 +354,7 @@ def test_a_declaration_comes_back_from_the_record_as_it_was() -> None:
 
 
 def _place(topic: str, partition: int) -> Any:
-    from twophase.storage.kafka_offsets import Place
+    from twophase.storage.kafka_cluster import Place
 
     return Place(topic, partition)
 

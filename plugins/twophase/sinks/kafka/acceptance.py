@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from twophase.core.checkpoint import Output
 from twophase.core.errors import BadValue, ConfigError
 from twophase.core.hindrances import Refused
-from twophase.sinks.kafka.cluster import KafkaCluster, Topic
 from twophase.sinks.kafka.promotion import NotSent, Producing, time_out, transactional_id
 from twophase.sinks.kafka.records import RecordColumns, arrow_batches, milliseconds
+from twophase.storage.kafka_cluster import KafkaCluster, Topic, TopicSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,28 +72,30 @@ def check_transactions(which: str, cluster: KafkaCluster, output: Output) -> Non
         raise ConfigError(msg) from refused
 
 
-def check_rows(which: str, topic: Topic, columns: RecordColumns, files: Iterable[Path], headers: int) -> None:
+def check_rows(  # noqa: PLR0913, PLR0917 - the topic, and the rows
+    which: str, topic: Topic, settings: TopicSettings, columns: RecordColumns, files: Iterable[Path], headers: int
+) -> None:
     """Raise BadValue if the topic would refuse a record; `headers`: bytes of those that each record gets."""
-    now = round(time.time() * 1000)
+    where, now = f"{which}: kafka topic {topic.name}", round(time.time() * 1000)
     for path in files:
         for batch in arrow_batches(path, columns):
-            _check_size(which, topic, columns, batch, headers)
-            if columns.key and topic.compacted:
-                _expect_keys(which, topic, columns.key, batch)
+            _check_size(where, settings.largest, columns, batch, headers)
+            if columns.key and settings.compacted:
+                _expect_keys(where, columns.key, batch)
             if columns.partition:
-                _check_partitions(which, topic, columns.partition, batch)
+                _check_partitions(where, len(topic.partitions), columns.partition, batch)
             if columns.timestamp:
-                _check_times(which, topic, columns.timestamp, batch, now)
-    if topic.compacted and columns.key is None:
-        msg = f"{which}: kafka topic {topic.name} is compacted, so each record needs a key; declare key="
+                _check_times(where, settings.times, columns.timestamp, batch, now)
+    if settings.compacted and columns.key is None:
+        msg = f"{where} is compacted, so each record needs a key; declare key="
         raise BadValue(msg)
 
 
-def _check_size(which: str, topic: Topic, columns: RecordColumns, batch: pa.RecordBatch, headers: int) -> None:
+def _check_size(where: str, most: int, columns: RecordColumns, batch: pa.RecordBatch, headers: int) -> None:
     import pyarrow.compute as pc
 
     parts = [name for name in (columns.staged_value, columns.key, columns.headers) if name]
-    allowed = topic.largest - OVERHEAD - headers
+    allowed = most - OVERHEAD - headers
     if sum(batch[name].nbytes for name in parts) <= allowed:
         return
     sizes = [pc.fill_null(pc.binary_length(batch[name]), 0) for name in parts if name != columns.headers]
@@ -107,7 +109,7 @@ def _check_size(which: str, topic: Topic, columns: RecordColumns, batch: pa.Reco
     largest = pc.max(total).as_py() or 0
     if largest > allowed:
         msg = (
-            f"{which}: kafka topic {topic.name}: a record of {largest} bytes, expected at most {allowed}; raise"
+            f"{where}: a record of {largest} bytes, expected at most {allowed}; raise"
             " max.message.bytes of the topic, or make the rows smaller"
         )
         raise BadValue(msg)
@@ -117,33 +119,32 @@ def _parts(pair: object) -> Iterable[object]:
     return pair.values() if isinstance(pair, dict) else pair  # type: ignore[return-value]
 
 
-def _expect_keys(which: str, topic: Topic, column: str, batch: pa.RecordBatch) -> None:
+def _expect_keys(where: str, column: str, batch: pa.RecordBatch) -> None:
     if batch[column].null_count:
-        msg = f"{which}: kafka topic {topic.name} is compacted: column {column!r} is null in some rows; filter them out"
+        msg = f"{where} is compacted: column {column!r} is null in some rows; filter them out"
         raise BadValue(msg)
 
 
-def _check_partitions(which: str, topic: Topic, column: str, batch: pa.RecordBatch) -> None:
+def _check_partitions(where: str, partitions: int, column: str, batch: pa.RecordBatch) -> None:
     import pyarrow.compute as pc
 
     found = pc.min_max(batch[column]).as_py()
     for number in (found["min"], found["max"]):
-        if number is not None and not 0 <= number < topic.partitions:
-            msg = (
-                f"{which}: kafka topic {topic.name}: column {column!r}: expected a partition from 0 to"
-                f" {topic.partitions - 1}, found {number}"
-            )
+        if number is not None and not 0 <= number < partitions:
+            msg = f"{where}: column {column!r}: expected a partition from 0 to {partitions - 1}, found {number}"
             raise BadValue(msg)
 
 
-def _check_times(which: str, topic: Topic, column: str, batch: pa.RecordBatch, now: int) -> None:
+def _check_times(
+    where: str, limits: tuple[int | None, int | None], column: str, batch: pa.RecordBatch, now: int
+) -> None:
     import pyarrow.compute as pc
 
-    before, after = topic.times
+    before, after = limits
     found = pc.min_max(milliseconds(batch[column])).as_py()
     if found["max"] is not None and after is not None and found["max"] > now + after - _CLOCKS:
         msg = (
-            f"{which}: kafka topic {topic.name}: column {column!r}: a time {(found['max'] - now) // 1000} s ahead,"
+            f"{where}: column {column!r}: a time {(found['max'] - now) // 1000} s ahead,"
             f" expected at most {(after - _CLOCKS) // 1000} s; correct it, or raise message.timestamp.after.max.ms"
         )
         raise BadValue(msg)
@@ -151,5 +152,5 @@ def _check_times(which: str, topic: Topic, column: str, batch: pa.RecordBatch, n
         found["min"] < 0 or (before is not None and found["min"] < now - before + _CLOCKS)
     ):
         limit = "1970" if found["min"] < 0 else f"{before} ms ago, by message.timestamp.before.max.ms"
-        msg = f"{which}: kafka topic {topic.name}: column {column!r}: a time before {limit}; correct it"
+        msg = f"{where}: column {column!r}: a time before {limit}; correct it"
         raise BadValue(msg)

@@ -54,9 +54,7 @@ class DirectKafka(Kafka):
 
     def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - no slot has a place of its own here
         """Check that the topic is there, and that this account may write to it."""
-        acceptance.check_topic(
-            f"sinks.Kafka {self.topic}", self.topic, self._cluster().topics([self.topic])[self.topic]
-        )
+        acceptance.check_topic(f"sinks.Kafka {self.topic}", self.topic, self._cluster().topic(self.topic))
 
     def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
         """Send the frame; what is staged is only how many rows that were.

@@ -17,13 +17,14 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import quote
 
 from twophase.core.checkpoint import Json, Key
 from twophase.core.errors import ConfigError, SinkUnavailable
-from twophase.sinks.kafka.cluster import ANSWER, KafkaCluster, Topic
+from twophase.storage.kafka_cluster import PATIENCE, KafkaCluster, Topic
+from twophase.storage.kafka_reader import KafkaReader
 
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Output
@@ -99,12 +100,12 @@ class Markers:
     pipeline: str
     write: str
     topic: str = TOPIC
-    _consumer: Any = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Name its keys and its partition."""
         self.prefix = f"{quote(self.pipeline, safe='')}/{quote(self.write, safe='')}/"
         self.partition = zlib.crc32(self.prefix.encode()) % PARTITIONS
+        self._reader = KafkaReader(self.cluster)
 
     def __enter__(self) -> Self:
         """Open nothing yet."""
@@ -112,28 +113,27 @@ class Markers:
 
     def __exit__(self, *_: object) -> None:
         """Close the consumer."""
-        if self._consumer is not None:
-            self._consumer.close()
+        self._reader.__exit__()
 
     # --- the topic ---------------------------------------------------------------------------------------------------
 
     def create(self) -> Topic:
         """Create the topic unless it is there; ConfigError if it is not fit for markers."""
-        found = self.cluster.topics([self.topic])[self.topic]
+        found = self.cluster.topic(self.topic)
         if found is None:
             self._make()
-            deadline = time.monotonic() + ANSWER
+            deadline = time.monotonic() + PATIENCE
             while (found := self._ready()) is None:
                 if time.monotonic() > deadline:
                     why = f"topic {self.topic} was created and is not there"
                     raise self.cluster.unavailable(why)
                 time.sleep(_POLL)
-        if found.expires:
+        if self.cluster.topic_settings(self.topic).expires:
             why = "expected cleanup.policy compact, found delete: markers would expire"
             msg = f"kafka topic {self.topic}: {why}; kafka-configs --alter --add-config cleanup.policy=compact"
             raise ConfigError(msg)
-        if found.partitions < PARTITIONS:
-            counted = f"expected {PARTITIONS} partitions or more, found {found.partitions}"
+        if len(found.partitions) < PARTITIONS:
+            counted = f"expected {PARTITIONS} partitions or more, found {len(found.partitions)}"
             msg = f"kafka topic {self.topic}: {counted}; add some"
             raise ConfigError(msg)
         return found
@@ -144,21 +144,16 @@ class Markers:
             self.cluster.starts(self.topic, range(PARTITIONS))
         except SinkUnavailable:
             return None
-        return self.cluster.topics([self.topic])[self.topic]
+        return self.cluster.topic(self.topic)
 
     def _make(self) -> None:
-        from confluent_kafka import KafkaError
-        from confluent_kafka.admin import NewTopic
-
-        config = {"cleanup.policy": "compact"}
-        (answer,) = self.cluster.ask(
-            lambda admin: admin.create_topics([NewTopic(self.topic, PARTITIONS, -1, config=config)])
-        ).values()
-        if isinstance(answer, Exception) and answer.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+        try:
+            self.cluster.create(self.topic, PARTITIONS, cleanup_policy="compact")
+        except ConfigError as error:
             how = f"--topic {self.topic} --partitions {PARTITIONS} --config cleanup.policy=compact"
-            why = f"it is not there and cannot be created ({answer.args[0].str()})"
+            why = f"it is not there and cannot be created ({error})"
             msg = f"kafka topic {self.topic}: {why}; create it: kafka-topics --create {how}"
-            raise ConfigError(msg) from answer
+            raise ConfigError(msg) from error
 
     # --- look --------------------------------------------------------------------------------------------------------
 
@@ -177,7 +172,7 @@ class Markers:
         try:
             start, end, stable = self._bounds()
         except SinkUnavailable:
-            if self.cluster.topics([self.topic])[self.topic] is not None:
+            if self.cluster.topic(self.topic) is not None:
                 raise
             gone = f"kafka topic {self.topic} was deleted"
             return MarkerLook(broken=f"{gone}, so nobody can tell whether commit_seq {output.commit_seq} was sent")
@@ -217,7 +212,7 @@ class Markers:
         """Say why markers may be missing; None: what was there when the note was taken is still there."""
         if note is None:
             return None if below or start == 0 else f"records before offset {start} were deleted"
-        topic = self.cluster.topics([self.topic])[self.topic]
+        topic = self.cluster.topic(self.topic)
         if topic is None or topic.id != note.topic_id:
             return "the topic was deleted" + (" and created again" if topic else "")
         if end < note.end:
@@ -260,39 +255,9 @@ class Markers:
 
     def _between(self, start: int, end: int) -> Iterator[_Read]:
         """Yield the committed records between two offsets that are decided."""
-        from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-        if self._consumer is None:
-            self._consumer = Consumer(
-                self.cluster.settings(
-                    group_id="twophase-markers",
-                    isolation_level="read_committed",
-                    enable_auto_commit=False,
-                    enable_partition_eof=True,
-                    auto_offset_reset="error",
-                    fetch_wait_max_ms=10,
-                )
-            )
-        self._consumer.assign([TopicPartition(self.topic, self.partition, start)])
-        deadline = time.monotonic() + ANSWER
-        while True:
-            message = self._consumer.poll(_POLL)
-            if message is None:
-                if self.cluster.silent() or time.monotonic() > deadline:
-                    why = f"{self._where}: nothing was read within {ANSWER:.0f} s"
-                    raise self.cluster.unavailable(why)
-                continue
-            error = message.error()
-            if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                continue  # the client asks for the coordinator of its group, though no group is used
-            if error is None and message.offset() < end:
-                deadline = time.monotonic() + ANSWER
-                yield _Read(message.offset(), (message.key() or b"").decode(errors="replace"), message.value() or b"")
-            if error is None and message.offset() < end - 1:
-                continue
-            if error is None or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name
-                return
-            raise self.cluster.unavailable(error.str())
+        for message in self._reader.between(self.topic, {self.partition: (start, end)}):
+            key = (message.key() or b"").decode(errors="replace")
+            yield _Read(int(message.offset() or 0), key, message.value() or b"")
 
     # --- for a record that is older ----------------------------------------------------------------------------------
 

@@ -30,11 +30,11 @@ from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance, Refused
 from twophase.core.manifest import Manifest
 from twophase.core.ports import Outcome, Promotion
-from twophase.sinks.kafka.cluster import KafkaCluster
 from twophase.sinks.kafka.markers import MarkerLook, Markers, Note, SentMarker, key_of, split
 from twophase.sinks.kafka.records import Batch, RecordColumns, batches
 from twophase.sinks.staged_files import manifest_check
 from twophase.sinks.staged_files.layout import FilesPaths
+from twophase.storage.kafka_cluster import KafkaCluster
 
 #: Seconds to wait for another promoter of this write before this one gives up for now.
 PATIENCE = 20.0
@@ -197,11 +197,11 @@ class Promoter:
         The files are opened only now: a restage removes them before it fences.
         """
         topic = self.output.handle["topic"]
-        found = self.cluster.topics([topic])[topic]
+        found = self.cluster.topic(topic)
         if found is None:
             msg = f"kafka topic {topic}: it is not there any more"
             raise NotSent(msg)
-        before = self.cluster.ends(topic, range(found.partitions), committed=False)
+        before = self.cluster.ends(topic, found.partitions, committed=False)
         producer.begin()
         hit("kafka.begun")
         try:
@@ -218,7 +218,7 @@ class Promoter:
             msg = f"checkpoint {self.output.key}: expected {self.output.manifest['rows']} staged rows, found {sent}"
             raise NotSent(msg)
         hit("kafka.sent")
-        after = self.cluster.ends(topic, range(found.partitions), committed=False)
+        after = self.cluster.ends(topic, found.partitions, committed=False)
         places = {str(number): [before[number], end] for number, end in after.items() if end > before[number]}
         self._mark(producer, markers, found.id, places)
 

@@ -25,12 +25,12 @@ from twophase.core.ports import Promotion
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.files.sink import Files
 from twophase.sinks.kafka import acceptance, verification
-from twophase.sinks.kafka.cluster import KafkaCluster
 from twophase.sinks.kafka.markers import TOPIC, Markers, Note, SentMarker
 from twophase.sinks.kafka.promotion import NotSent, Promoter, producing, time_out
 from twophase.sinks.kafka.records import RecordColumns
 from twophase.sinks.staged_files import manifest_check
 from twophase.sinks.staged_files.layout import FilesPaths
+from twophase.storage.kafka_cluster import KafkaCluster
 
 if TYPE_CHECKING:
     from twophase.row_queries.duckdb_rows import DuckDBRows
@@ -189,8 +189,8 @@ class Kafka(Sink):
     def prepare(self, slot: str | None = None) -> None:  # noqa: ARG002 - no slot has a place of its own here
         """Check topic and rights, create the topic of markers, and note how the markers of this write stand."""
         who, cluster = f"sinks.Kafka {self.topic}", self._cluster()
-        topic = acceptance.check_topic(who, self.topic, cluster.topics([self.topic])[self.topic])
-        self._largest = topic.largest
+        acceptance.check_topic(who, self.topic, cluster.topic(self.topic))
+        self._largest = cluster.topic_settings(self.topic).largest
         self._log.prepare()
         with Markers(cluster, self.pipeline or "", self._write, self.markers_topic) as markers:
             kept = markers.create()
@@ -198,7 +198,7 @@ class Kafka(Sink):
             self._note = markers.note(kept) if self.pipeline else None
 
     def _cluster(self) -> KafkaCluster:
-        return KafkaCluster(self.conn_id)
+        return KafkaCluster(self.conn_id, f"sinks.Kafka {self.topic}")
 
     # --- stage -------------------------------------------------------------------------------------------------------
 
@@ -236,12 +236,13 @@ class Kafka(Sink):
         """Compare the staged folder with its manifest, and ask whether the topic would take the rows."""
         self._log.check(output)
         which, cluster = output.which, self._cluster()
-        topic = acceptance.check_topic(which, self.topic, cluster.topics([self.topic])[self.topic])
+        topic = acceptance.check_topic(which, self.topic, cluster.topic(self.topic))
         place = FilesPaths(output.key, output.handle)
         manifest = manifest_check.load(place, output.attempt, output.manifest["digest"])
         files = [place.staged / file.path for file in manifest.files if file.rows]
         marked = _LINEAGE + len(output.key.pipeline) if self.lineage or output.key.revision > 1 else 0
-        acceptance.check_rows(which, topic, RecordColumns(**output.handle["columns"]), files, marked)
+        settings = cluster.topic_settings(self.topic)
+        acceptance.check_rows(which, topic, settings, RecordColumns(**output.handle["columns"]), files, marked)
         acceptance.check_transactions(which, cluster, output)
 
     def staged(self, output: Output) -> DuckDBRows:
@@ -302,7 +303,7 @@ class Kafka(Sink):
             return markers.newest() if self._has_markers(markers) else 0
 
     def _has_markers(self, markers: Markers) -> bool:
-        return markers.cluster.topics([markers.topic])[markers.topic] is not None
+        return markers.cluster.topic(markers.topic) is not None
 
     def receipts(self, pipeline: str, since: int) -> Iterator[Json]:
         """Yield the receipts that were sent with the markers."""

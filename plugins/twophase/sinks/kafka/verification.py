@@ -6,16 +6,12 @@ records there are counted exactly only if they bear their lineage; otherwise the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from typing import Any
 
 from twophase.core.checkpoint import Key, Output
-from twophase.core.errors import SinkUnavailable
-from twophase.sinks.kafka.cluster import ANSWER, KafkaCluster, Topic
 from twophase.sinks.kafka.markers import Markers, Note, SentMarker
-
-_POLL = 0.1
+from twophase.storage.kafka_cluster import KafkaCluster, Topic
+from twophase.storage.kafka_reader import KafkaReader
 
 
 def differences(cluster: KafkaCluster, output: Output, marker: SentMarker | None) -> Iterator[str]:
@@ -29,7 +25,7 @@ def differences(cluster: KafkaCluster, output: Output, marker: SentMarker | None
             said = next(filter(None, why), None)
             yield said or f"kafka topic {handle['markers']}: there is no marker of {output.key}"
             return
-    topic = cluster.topics([marker.topic])[marker.topic]
+    topic = cluster.topic(marker.topic)
     if topic is None or topic.id != marker.topic_id:
         yield f"kafka topic {marker.topic} was deleted" + (" and created again" if topic else "")
         return
@@ -45,7 +41,8 @@ def _compare(cluster: KafkaCluster, topic: Topic, marker: SentMarker, key: Key) 
             yield f"kafka topic {topic.name}: its marker names no offsets, expected {expected} records"
         return
     starts = cluster.starts(topic.name, places)
-    if topic.compacted or any(starts[number] > start for number, (start, _) in places.items()):
+    cut_off = any(starts[number] > start for number, (start, _) in places.items())
+    if cut_off or cluster.topic_settings(topic.name).compacted:
         return
     mine, every = _count(cluster, topic.name, places, key)
     found = mine or every
@@ -55,38 +52,12 @@ def _compare(cluster: KafkaCluster, topic: Topic, marker: SentMarker, key: Key) 
 
 def _count(cluster: KafkaCluster, topic: str, places: dict[int, tuple[int, int]], key: Key) -> tuple[int, int]:
     """Return how many committed records between the offsets bear this revision, and how many there are."""
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-    consumer: Any = Consumer(
-        cluster.settings(
-            group_id="twophase-verify",
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            enable_partition_eof=True,
-            auto_offset_reset="error",
-        )
-    )
     wanted = [(f"twophase.{name}", str(value).encode()) for name, value in _lineage(key).items()]
-    left, mine, every = set(places), 0, 0
-    try:
-        consumer.assign([TopicPartition(topic, number, start) for number, (start, _) in places.items()])
-        deadline = time.monotonic() + ANSWER
-        while left:
-            for message in consumer.consume(10_000, _POLL):
-                deadline = time.monotonic() + ANSWER
-                error, number = message.error(), message.partition()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name
-                    raise cluster.unavailable(error.str())
-                if error is not None or message.offset() >= places[number][1] - 1:
-                    left.discard(number)
-                if error is None and message.offset() < places[number][1]:
-                    every += 1
-                    mine += all(one in (message.headers() or ()) for one in wanted)
-            if time.monotonic() > deadline:
-                msg = f"kafka topic {topic}: nothing was read within {ANSWER:.0f} s"
-                raise SinkUnavailable(msg)
-    finally:
-        consumer.close()
+    mine = every = 0
+    with KafkaReader(cluster) as reader:
+        for message in reader.between(topic, places):
+            every += 1
+            mine += all(one in (message.headers() or ()) for one in wanted)
     return mine, every
 
 
