@@ -23,17 +23,19 @@ PIECE_ROWS = 100_000
 
 
 def one_per_partition(reports: Iterable[TaskReport]) -> list[TaskReport]:
-    """Return one report for each partition: Spark may have computed one more than once, and then with equal rows."""
-    found: dict[int, TaskReport] = {}
+    """Return what one run of each task reported: Spark may have run a task again, and then with equal rows."""
+    found: dict[int, dict[int, list[TaskReport]]] = {}
     for report in reports:
-        known = found.setdefault(report.partition, report)
-        if known.content() != report.content():
+        found.setdefault(report.partition, {}).setdefault(report.task, []).append(report)
+    for partition, tasks in found.items():
+        contents = [sorted(report.content() for report in task) for task in tasks.values()]
+        if any(content != contents[0] for content in contents):
             msg = (
-                f"new_state: Spark computed partition {report.partition} twice, with different rows; nothing was"
-                " staged: run again, and let the transform give equal rows for equal input"
+                f"new_state: Spark computed partition {partition} twice, with different rows; nothing was staged:"
+                " run again, and let the transform give equal rows for equal input"
             )
             raise AttemptFailed(msg)
-    return list(found.values())
+    return [report for tasks in found.values() for report in next(iter(tasks.values()))]
 
 
 def next_state(  # noqa: PLR0913 - what the driver knows of the attempt

@@ -32,17 +32,21 @@ class TaskReport:
     """What a task wrote."""
 
     partition: int
+    #: Which run of the task it was: Spark may run one again, or compute several partitions of ours in one.
+    task: int = 0
     runs: list[SortedRun] = field(default_factory=list)
     #: The keys of rows that changed nothing, in files that no manifest lists: the driver looks for a key given twice.
     unchanged: list[SortedRun] = field(default_factory=list)
     inserted: int = 0
     changed: int = 0
     deleted: int = 0
+    #: How many rows it gave out for the output.
+    emitted: int = 0
 
     def content(self) -> tuple[Any, ...]:
-        """Return what is equal for two runs of one task that had the same rows."""
+        """Return what is equal if a task is run twice with the same rows."""
         sums = [[run.xxh3 for run in runs] for runs in (self.runs, self.unchanged)]
-        return (*sums, self.inserted, self.changed, self.deleted)
+        return (*sums, self.inserted, self.changed, self.deleted, self.emitted)
 
     def to_json(self) -> dict[str, Any]:
         """Return it in a form that a task can send."""
@@ -59,13 +63,13 @@ class TaskRuns:
     """Takes the rows of a task and writes those that change anything as sorted runs."""
 
     def __init__(
-        self, home: Path | str, reader: StateReader, begin: str, partition: int, expires: int | None = None
+        self, home: Path | str, reader: StateReader, begin: str, report: TaskReport, expires: int | None = None
     ) -> None:
         """Keep the state before, and when what is written now expires (microseconds; None: never)."""
         self._home, self._reader, self._begin, self._expires = home, reader, begin, expires
         self._pending: list[Compared] = []
         self._rows = 0
-        self.report = TaskReport(partition)
+        self.report = report
 
     def add(self, rows: pa.RecordBatch) -> Compared:
         """Take some rows; return what they change."""

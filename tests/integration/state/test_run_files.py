@@ -113,7 +113,7 @@ def test_two_rows_for_a_key_are_an_error_wherever_they_are(
     with pytest.raises(BadValue, match=said):
         kept.checkpoint({("a",): (2,), ("b",): (1,)}, {("b",): (3,), ("c",): (1,)})
     reader = StateReader(kept.home, kept.manifests[-1])
-    task = task_runs.TaskRuns(kept.home, reader, "00000002.r1.a1.0", 0)
+    task = task_runs.TaskRuns(kept.home, reader, "00000002.r1.a1.0", TaskReport(0))
     task.add(kept.table({("b",): (1,)}))
     task.add(kept.table({("b",): (2,), ("x",): (2,)}))
     with pytest.raises(BadValue, match=said):
@@ -122,10 +122,11 @@ def test_two_rows_for_a_key_are_an_error_wherever_they_are(
 
 def test_a_partition_computed_twice_counts_once_and_must_be_equal(state: PlainState) -> None:
     run = state.manifests[-1].own[0]
-    report = TaskReport(0, [run], changed=1)
-    again = TaskReport(0, [replace(run, path="another")], changed=1)
+    report = TaskReport(0, 7, [run], changed=1)
+    beside = TaskReport(0, 7, changed=5)
+    again = TaskReport(0, 8, [replace(run, path="another")], changed=1)
 
-    assert next_state.one_per_partition([report, again]) == [report]
+    assert next_state.one_per_partition([report, beside, again, replace(beside, task=8)]) == [report, beside]
     with pytest.raises(AttemptFailed, match="partition 0 twice, with different rows"):
         next_state.one_per_partition([report, replace(again, changed=2)])
     assert TaskReport.of_json(report.to_json()) == report

@@ -64,7 +64,7 @@ class PlainState:
         reader = StateReader(self.home, base, as_of=moment)
         reports: list[TaskReport] = []
         for partition, batch in enumerate(tasks):
-            task = TaskRuns(self.home, reader, begin, partition, expires)
+            task = TaskRuns(self.home, reader, begin, TaskReport(partition), expires)
             if batch:
                 task.add(self.table(batch))
             reports.append(task.finish())
