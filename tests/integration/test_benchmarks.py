@@ -62,6 +62,18 @@ def test_the_code_before_and_todays_run_side_by_side(tmp_path: Path) -> None:
     assert all(figure["ours"]["median"] > 0 for figure in found["figures"])
 
 
+@pytest.mark.slow
+def test_the_measures_of_kafka_run(tmp_path: Path) -> None:
+    names = [name for name in MEASURES if name.startswith("kafka-")]
+    done = run(*names, "--tiny", "--results", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    found = {result["name"]: result for result in map(json.loads, (p.read_text() for p in tmp_path.glob("*.json")))}
+    assert set(found) == set(names)
+    goals = sorted(figure["goal"] for result in found.values() for figure in result["figures"] if figure["goal"])
+    assert goals == [0.25, 1.0, 1.05, 1.1, 1.5, 1.5, 2.5]
+
+
 def test_a_clone_without_the_code_before_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_before, "COMMIT", "0123456789abcdef")
 

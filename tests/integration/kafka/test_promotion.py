@@ -31,7 +31,7 @@ from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome
 from twophase.local.kafka import Broker, console_consumer
 from twophase.sinks.base import Sink
-from twophase.sinks.kafka import promotion
+from twophase.sinks.kafka import promotion, transaction
 from twophase.sinks.kafka.markers import PARTITIONS, Markers
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,13 +77,15 @@ def test_promoting_twice_sends_once_and_the_marker_says_so(folder: Path, kafka: 
     assert list(sink.verify(output)) == []
 
 
+@pytest.mark.parametrize("lineage", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("action", ["kill", "stop"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_promoter_that_dies_or_wakes_late_at_any_step_sends_nothing_twice(
-    step: str, action: str, folder: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch
+    step: str, action: str, lineage: bool, kafka: Broker, monkeypatch: pytest.MonkeyPatch, *, folder: Path
 ) -> None:
+    """With headers the records are sent one by one, without them as columns."""
     monkeypatch.setattr(promotion, "_alone", lambda *_: nullcontext())  # a stopped one holds the lock
-    sink = kafka_sink(kafka)
+    sink = kafka_sink(kafka, lineage=lineage)
     output, later = staged(sink, 1), staged(sink, 2)
     child = promoting(sink, output, folder / "child.log", f"{step}={action}")
     with stopped_at_end(child):
@@ -272,7 +274,7 @@ def test_large_receipts_go_along_in_pieces(folder: Path, kafka: Broker, monkeypa
 def test_no_two_writes_have_one_transactional_id() -> None:
     names = [("a.b", "c"), ("a", "b.c"), ("a%2Eb", "c"), ("a", "b"), ("ab", "")]
 
-    assert len({promotion.transactional_id(*name) for name in names}) == len(names)
+    assert len({transaction.transactional_id(*name) for name in names}) == len(names)
 
 
 def killed_after_commit(broker: Broker, folder: Path, times: int) -> None:
@@ -367,7 +369,7 @@ def test_a_promoter_whose_transactional_id_has_expired_sends_nothing_when_it_wak
             monkeypatch.setenv(name, value)
         sink = kafka_sink(broker)
         output = staged(sink, 1)
-        name = promotion.transactional_id(PIPELINE, sink._write)
+        name = transaction.transactional_id(PIPELINE, sink._write)
         child = promoting(sink, output, tmp_path / "child.log", f"{step}=stop")
         with stopped_at_end(child):
             assert child.until_stopped()

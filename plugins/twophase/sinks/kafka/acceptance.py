@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from twophase.core.checkpoint import Output
 from twophase.core.errors import BadValue, ConfigError
 from twophase.core.hindrances import Refused
-from twophase.sinks.kafka.promotion import NotSent, Producing, time_out, transactional_id
+from twophase.sinks.kafka.promotion import time_out
 from twophase.sinks.kafka.records import RecordColumns, arrow_batches, milliseconds
+from twophase.sinks.kafka.transaction import NotSent, Producing, transactional_id
 from twophase.storage.kafka_cluster import KafkaCluster, Topic, TopicSettings
 
 if TYPE_CHECKING:

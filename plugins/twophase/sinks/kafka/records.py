@@ -117,16 +117,15 @@ def arrow_batches(path: Path, columns: RecordColumns) -> Iterator[pa.RecordBatch
         yield from opened.iter_batches(_BATCH, columns=columns.needed)
 
 
-def batches(path: Path, columns: RecordColumns) -> Iterator[Batch]:
-    """Yield the records of a staged file, in their order."""
-    for batch in arrow_batches(path, columns):
-        yield Batch(
-            _bytes(batch[columns.staged_value]),
-            _bytes(batch[columns.key]) if columns.key else None,
-            [_pairs(one) for one in batch[columns.headers].to_pylist()] if columns.headers else None,
-            batch[columns.partition].to_pylist() if columns.partition else None,
-            milliseconds(batch[columns.timestamp]).to_pylist() if columns.timestamp else None,
-        )
+def batch_of(batch: pa.RecordBatch, columns: RecordColumns) -> Batch:
+    """Return the records of a batch as Python's values, in their order."""
+    return Batch(
+        _bytes(batch[columns.staged_value]),
+        _bytes(batch[columns.key]) if columns.key else None,
+        [_pairs(one) for one in batch[columns.headers].to_pylist()] if columns.headers else None,
+        batch[columns.partition].to_pylist() if columns.partition else None,
+        milliseconds(batch[columns.timestamp]).to_pylist() if columns.timestamp else None,
+    )
 
 
 def _bytes(column: pa.Array) -> list[bytes | None]:

@@ -26,8 +26,9 @@ from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.files.sink import Files
 from twophase.sinks.kafka import acceptance, verification
 from twophase.sinks.kafka.markers import TOPIC, Markers, Note, SentMarker
-from twophase.sinks.kafka.promotion import NotSent, Promoter, producing, time_out
+from twophase.sinks.kafka.promotion import Promoter, time_out
 from twophase.sinks.kafka.records import RecordColumns
+from twophase.sinks.kafka.transaction import NotSent, producing
 from twophase.sinks.staged_files import manifest_check
 from twophase.sinks.staged_files.layout import FilesPaths
 from twophase.storage.kafka_cluster import KafkaCluster
