@@ -123,6 +123,8 @@ class Sink(Declared):
     copies = True
     #: Whether promotions have to follow each other by commit_seq, replacements included (R12).
     ordered = False
+    #: Names of columns that `stage` adds to the rows: they are in the manifest, and the transform does not return them.
+    added_columns: frozenset[str] = frozenset()
     #: Whether the place of a slot depends on local time, and the time zone that counts; None: UTC.
     zoned: bool = False
     timezone: str | None = None

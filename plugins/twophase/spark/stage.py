@@ -173,7 +173,7 @@ def _check_schema(plan: Plan, name: str, sink: Sink, found: Schema) -> None:
     if twice := sorted(column for column, count in counts.items() if count > 1):
         msg = f"{which}: more than one column is named {', '.join(twice)} (letter case does not count); rename one"
         raise ConfigError(msg)
-    before = plan.writes[name].schema
+    before = [column for column in plan.writes[name].schema or () if column[0] not in sink.added_columns]
     if not before:
         return
     problems = schema_changes(before, found, by_position=sink.by_position(), may_widen=sink.widens)

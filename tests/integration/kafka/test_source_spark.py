@@ -12,41 +12,26 @@ import pytest
 from support.servers import kafka as server
 from twophase import Pipeline, sinks, sources
 from twophase.core.errors import BadRecord
-from twophase.local.kafka import Broker, connector
-from twophase.runner import Runner, stager_for
+from twophase.local.kafka import Broker
+from twophase.runner import run
 
 if TYPE_CHECKING:
-    from twophase.core.checkpoint import Revision
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
 TYPO = '{"word": "x", "frequency": "many"}'
-JOBS = """
-def transform(words, lines, quiet):
+
+
+def union(words: DataFrame, lines: DataFrame, quiet: DataFrame) -> DataFrame:
     assert quiet.count() == 0
     assert words.columns == ["key", "value", "headers", "topic", "partition", "offset", "timestamp"]
-    words.explain(True)
     found = words.select("value.word", "value.frequency").union(lines.selectExpr("value", "1L"))
     return found.toDF("word", "frequency")
 
 
-def copy(words):
+def copy(words: DataFrame) -> DataFrame:
     return words.selectExpr("value.word", "value.frequency")
-"""
-
-
-@pytest.fixture(autouse=True)
-def _jobs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "jobs").mkdir()
-    (home / "jobs" / "kafka_jobs.py").write_text(JOBS)
-    monkeypatch.setenv("TWOPHASE_SPARK_JOBS", str(home / "jobs"))
-
-
-def run(pipeline: Pipeline) -> Revision | None:
-    """Run one checkpoint by spark-submit, with the connector's jars."""
-    conf = {"spark.jars": ",".join(map(str, connector()))}
-    with Runner(pipeline, stager_for(pipeline, master="local[2]", conf=conf)) as runner:
-        return runner.run(None)
 
 
 def words(topic: str, **arguments: Any) -> sources.Kafka:
@@ -73,7 +58,7 @@ def transact(broker: Broker, topic: str, records: list[str], *, commit: bool) ->
 
 
 def test_committed_records_reach_every_sink_once_and_bad_ones_the_quarantine(
-    kafka: Broker, home: Path, target: Any
+    kafka: Broker, home: Path, target: Any, spark: SparkSession
 ) -> None:
     """Aborted records are never read; a range of nothing but aborted records and markers is empty."""
     topic, lines, quiet = (server.make_topic(kafka, number) for number in (2, 1, 1))
@@ -90,16 +75,16 @@ def test_committed_records_reach_every_sink_once_and_bad_ones_the_quarantine(
             "lines": sources.Kafka(lines, **text),
             "quiet": sources.Kafka(quiet, **text),
         },
-        transform="kafka_jobs:transform",
+        transform=union,
         writes={"lake": sinks.Files("lake/words"), "dwh": sinks.Postgres("words", conn_id="dwh", create=True)},
     )
-    done = run(pipeline)
+    done = run(pipeline, spark)
     server.produce(kafka, topic, [json.dumps({"word": "later", "frequency": 9})])
-    again = run(pipeline)
+    again = run(pipeline, spark)
 
     assert done is not None
     assert again is not None
-    assert run(pipeline) is None
+    assert run(pipeline, spark) is None
     expected = sorted([*((f"w{number}", number) for number in range(6)), ("seen", 1), ("later", 9)])
     assert rows("lake/words", home) == expected
     bad = sorted((row[1], row[0]) for row in rows("lake/bad", home))
@@ -108,11 +93,11 @@ def test_committed_records_reach_every_sink_once_and_bad_ones_the_quarantine(
     assert target.fetchall() == expected
 
 
-def test_a_bad_record_fails_the_attempt_and_is_named(kafka: Broker, home: Path) -> None:
+def test_a_bad_record_fails_the_attempt_and_is_named(kafka: Broker, home: Path, spark: SparkSession) -> None:
     topic = server.make_topic(kafka)
     server.produce(kafka, topic, [json.dumps({"word": "a", "frequency": 1}), "no json"])
     writes = {"lake": sinks.Files("lake/strict")}
-    pipeline = Pipeline("kafka_strict", reads={"words": words(topic)}, transform="kafka_jobs:copy", writes=writes)
+    pipeline = Pipeline("kafka_strict", reads={"words": words(topic)}, transform=copy, writes=writes)
 
     with pytest.raises(BadRecord, match=f"{topic}/0, offset 1: its value is no JSON of the declared schema"):
-        run(pipeline)
+        run(pipeline, spark)

@@ -15,6 +15,7 @@ import psycopg2
 from support.crashes.scenarios import Failing
 from support.pipelines.factories import PreStaged, Row, land, numbered, visible, words_pipeline
 from support.servers.kafka import make_topic
+from support.servers.kafka import produce as send
 from support.servers.kafka import read as read_topic
 from support.servers.s3 import BUCKET, CONN_ID
 from support.sinks.log_tables import CATALOG as IN_A_FILE
@@ -89,6 +90,8 @@ LAST_ONLY = frozenset({"retracted", "replaced"})
 ROWS = 20
 #: Behind the kinds of a pipeline whose checkpoints stand for days: the sinks then hold all of them.
 BY_SLOTS = " by slots"
+#: Behind the kinds of a pipeline that reads a Kafka topic.
+FROM_KAFKA = " from kafka"
 
 
 _MADE = """
@@ -124,7 +127,7 @@ def seen(kind: str) -> int:
 
 def split(kinds: str) -> list[str]:
     """Return the kinds of `a+b+c`."""
-    return kinds.removesuffix(BY_SLOTS).split("+")
+    return kinds.removesuffix(BY_SLOTS).removesuffix(FROM_KAFKA).split("+")
 
 
 def expected(kind: str, rows: list[Row], *, by_slots: bool = False) -> list[Row]:
@@ -154,14 +157,32 @@ def _mine() -> str:
 
 
 def serve_kafka(broker: Broker) -> None:
-    """Create the topic that the Kafka sink of this test writes to."""
-    make_topic(broker, 2, f"words-{_mine()}")
+    """Create the topics that the Kafka sink of this test writes to, and the Kafka source reads."""
+    for topic in ("words", "input"):
+        make_topic(broker, 2, f"{topic}-{_mine()}")
+
+
+def produce(broker: Broker, *numbers: int) -> list[Row]:
+    """Send the rows of some files to the topic that the Kafka source reads; return them."""
+    rows = [row for number in numbers for row in numbered(number)]
+    send(broker, f"input-{_mine()}", [json.dumps(row) for row in rows])
+    return rows
+
+
+def group() -> str:
+    """Return the consumer group of the Kafka source of this test."""
+    return f"group-{_mine()}"
 
 
 def pipeline(kinds: str) -> Pipeline:
     """Declare a pipeline into `a+b+c`."""
     os.environ["AIRFLOW_CONN_DWH"] = os.environ[TARGET]
     writes = {kind: DECLARED[kind]() for kind in split(kinds)}
+    if kinds.endswith(FROM_KAFKA):
+        schema = "id bigint, word string, frequency bigint"
+        topic: dict[str, Any] = {"conn_id": "kafka", "format": "json", "schema": schema, "max_records": ROWS}
+        read = sources.Kafka(f"input-{_mine()}", start="earliest", group=group(), **topic)
+        return Pipeline("words", reads={"words": read}, transform="word_count:copy", writes=writes)
     if not kinds.endswith(BY_SLOTS):
         return words_pipeline(writes=writes, max_files=2)
     days = sources.Interval("landing/days/dt={start:%Y-%m-%d}", "json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twophase import Pipeline, sinks, sources
-from twophase.core.checkpoint import Json, Revision
+from twophase.core.checkpoint import Input, Json, Revision
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column
 from twophase.core.ports import Opened
@@ -26,7 +26,10 @@ from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.write_ahead.sink import WriteAhead
 from twophase.sources.base import Source
 from twophase.sources.fixed_files import FixedFiles
+from twophase.sources.kafka import Kafka as KafkaSource
 from twophase.spark.plan import Plan
+from twophase.storage.kafka_cluster import Place
+from twophase.storage.kafka_reader import KafkaReader
 
 Row = dict[str, Any]
 
@@ -120,6 +123,9 @@ class PreStaged:
                 for output in fixed.outputs:
                     for path in upstream.files(output):
                         rows += pq.ParquetFile(path).read().to_pylist()
+            elif fixed.ranges:
+                assert isinstance(source, KafkaSource)
+                rows += [json.loads(value) for value in _records(source, fixed)]
             elif fixed.files:
                 assert isinstance(source, FixedFiles)
                 for path in source.paths(fixed):
@@ -129,6 +135,15 @@ class PreStaged:
                         except ValueError as error:
                             bad.append({"reason": str(error), "raw": line, "file": Path(path).name, "line": number})
         return rows, bad
+
+
+def _records(source: KafkaSource, fixed: Input) -> Iterator[bytes]:
+    """Yield the values of the committed records of fixed ranges."""
+    with KafkaReader(source.cluster()) as reader:
+        for name, (start, end) in fixed.ranges.items():
+            topic, partition = Place.parse(name)
+            for message in reader.between(topic, {partition: (start, end)}):
+                yield message.value() or b""
 
 
 _ARROW = {

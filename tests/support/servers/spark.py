@@ -22,12 +22,17 @@ CHEAP = {
 
 
 def local_session() -> SparkSession:
-    """Start Spark with two threads, or return the one that runs; its Python workers are this interpreter."""
+    """Start Spark with two threads, or return the one that runs; its Python workers are this interpreter.
+
+    It has the Kafka connector, so that no test of Kafka needs a Spark of its own for it.
+    """
     from pyspark.sql import SparkSession
+
+    from twophase.local.kafka import connector
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("tests")
-    for name, value in CHEAP.items():
+    for name, value in {**CHEAP, "spark.jars": ",".join(map(str, connector()))}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")

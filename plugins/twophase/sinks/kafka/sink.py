@@ -27,7 +27,7 @@ from twophase.sinks.files.sink import Files
 from twophase.sinks.kafka import acceptance, verification
 from twophase.sinks.kafka.markers import TOPIC, Markers, Note, SentMarker
 from twophase.sinks.kafka.promotion import Promoter, time_out
-from twophase.sinks.kafka.records import RecordColumns
+from twophase.sinks.kafka.records import VALUE, RecordColumns
 from twophase.sinks.kafka.transaction import NotSent, producing
 from twophase.sinks.staged_files import manifest_check
 from twophase.sinks.staged_files.layout import FilesPaths
@@ -60,6 +60,7 @@ class Kafka(Sink):
 
     #: Markers of a write follow each other by commit_seq, so that the newest one is near the end of their topic.
     ordered = True
+    added_columns = frozenset({VALUE})
 
     def __new__(cls, *_: object, delivery: str = DELIVERIES[0], **__: object) -> Kafka:  # noqa: PYI034 - or a kind of it
         """Make the kind of sink that the delivery asks for."""
