@@ -23,7 +23,7 @@ from twophase.core.manifest import schema_changes
 from twophase.core.record_behind import check_known
 from twophase.core.states import State
 from twophase.pipeline import quarantine_of
-from twophase.spark.plan import Plan, PlannedRead, PlannedWrite
+from twophase.spark.plan import Plan, PlannedRead, PlannedState, PlannedWrite
 
 if TYPE_CHECKING:
     from twophase.core.ports import Opened
@@ -117,6 +117,14 @@ class Staging:
                     quarantines.get(name) if name not in self.pipeline.writes else None,
                 )
                 for name, sink in self.pipeline.sinks.items()
+                if name not in self.pipeline.states
+            },
+            timestamp=opened.began.isoformat() if opened.began else None,
+            states={
+                name: PlannedState(
+                    state.declared.declaration(), str(state.home), handles.get(name), opened.states.get(name, {})
+                )
+                for name, state in self.pipeline.states.items()
             },
         )
 
@@ -189,7 +197,7 @@ class Staging:
 
 def check_schema(attempt: Revision, name: str, sink: Sink, plan: Plan, schema: Any) -> None:  # noqa: ANN401 - JSON
     """Raise SchemaChanged unless a schema may follow the one that was last decided in the sink."""
-    before = plan.writes[name].schema
+    before = plan.writes[name].schema if name in plan.writes else plan.states[name].base.get("schema")
     if not before:
         return
     problems = schema_changes(before, schema, by_position=sink.by_position(), may_widen=sink.widens)

@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from twophase.attempt import Stager
@@ -24,11 +24,14 @@ from twophase.wiring import load
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from twophase.committer.record import PostgresRecord
+    from twophase.committer.record import PostgresRecord, PostgresTransaction
     from twophase.pipeline import Pipeline
 
 #: More than this in parallel gain nothing: they would wait for connections to the record.
 MOST_PARALLEL = 16
+
+#: The end of a range that goes through the latest checkpoint.
+LATEST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,17 @@ class Selection:
 
 
 def ranges(text: str) -> list[tuple[int, int]]:
-    """Parse numbers of checkpoints: `17`, `17..20`, `17..20,25`; both ends of a range are included."""
+    """Parse numbers of checkpoints: `17`, `17..20`, `17..20,25`, `17..latest`; both ends of a range are included."""
     found = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
-        if not match or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
-            msg = f"checkpoints {text!r}: expected a number or a range such as 17..20, found {part.strip()!r}"
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+|latest))?", part.strip())
+        first = int(match[1]) if match else 0
+        last = first if not match or match[2] is None else LATEST if match[2] == "latest" else int(match[2])
+        if first < 1 or last < first:
+            expected = "a number or a range such as 17..20 or 17..latest"
+            msg = f"checkpoints {text!r}: expected {expected}, found {part.strip()!r}"
             raise ConfigError(msg)
-        found.append((int(match[1]), int(match[2] or match[1])))
+        found.append((first, last))
     return found
 
 
@@ -101,15 +107,48 @@ class Backfill:
 
         self.record = record
         self.pipeline = load(record, pipeline)
-        self.selection = selection
+        self.selection = self._ended(selection)
         self._stager = stager
         self._runners: dict[str, Runner] = {}
         self.items = self._select()
         with record.transaction() as tx:
+            chosen = self.selection.config()
             if anew:
-                backfills.give_up(tx.connection, pipeline, selection.config())
-            self.started = backfills.start(tx.connection, pipeline, selection.config(), record.who, why)
+                backfills.give_up(tx.connection, pipeline, chosen)
+            if self.pipeline.state is not None and self.selection.checkpoints:
+                tx.lock(pipeline)
+                self._check_replay(tx)
+                backfills.take_lane(tx.connection, pipeline, chosen)
+            self.started = backfills.start(tx.connection, pipeline, chosen, record.who, why)
         self._me = Run(None, f"{self.started.id}.{secrets.token_hex(4)}")
+
+    def _ended(self, selection: Selection) -> Selection:
+        """Return a selection whose end is a number: `latest` is the last decided checkpoint."""
+        from twophase.committer import backfills
+
+        if selection.checkpoints is None or selection.checkpoints[1] != LATEST:
+            return selection
+        with self.record.engine.connect() as connection:
+            last = backfills.latest(connection, self.pipeline.name)
+        first = selection.checkpoints[0]
+        return replace(selection, checkpoints=(first, max(first, last)))
+
+    def _check_replay(self, tx: PostgresTransaction) -> None:
+        """Refuse, before anything is recorded, a replay that stops in the middle or has no state to start from."""
+        from twophase.committer import backfills
+
+        name, (first, last) = self.pipeline.name, self.selection.checkpoints or (0, 0)
+        if last < (latest := backfills.latest(tx.connection, name)):
+            msg = (
+                f"pipeline {name!r}: checkpoints after {last} were computed from its state, so a replay has to go on"
+                f" through the latest one, {latest}: `twophase backfill {name} --checkpoints {first}..latest`"
+            )
+            raise ConfigError(msg)
+        if tx.standing_base(name, first).swept:
+            oldest = tx.oldest_state(name)
+            possible = "no state is kept" if oldest is None else f"a replay can start from {oldest + 1} at the earliest"
+            msg = f"pipeline {name!r}: the state before checkpoint {first} is not kept any more; {possible}"
+            raise ConfigError(msg)
 
     def _select(self) -> list[Item]:
         from twophase.committer import backfills

@@ -18,6 +18,8 @@ from twophase.spark.transforms import RESERVED
 
 if TYPE_CHECKING:
     from twophase.audits import Audit
+    from twophase.state.declaration import State
+    from twophase.state.participant import StateRuns
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -34,18 +36,21 @@ class Pipeline:
         reads: Mapping[str, Source],
         transform: Transform | None = None,
         writes: Mapping[str, Sink],
+        state: State | Mapping[str, State] | None = None,
         audits: Iterable[Audit] = (),
         retention: Retention | None = None,
         max_pending: int = 1,
     ) -> None:
         """Declare a pipeline; raise ConfigError for a mistake in it, before anything is touched.
 
-        Without a transform the user's own Spark job writes the output, submitted by Airflow's stage task.
+        Without a transform the user's own Spark job writes the output, submitted by Airflow's stage task. With a
+        `state` the transform returns its output and the new rows of the state; a dict declares several by name.
         """
         self.name = name
         self.reads = dict(reads)
         self.transform = transform
         self.writes = dict(writes)
+        self.state = state
         self.audits = list(audits)
         self.retention = retention or Retention()
         self.max_pending = max_pending
@@ -75,6 +80,7 @@ class Pipeline:
             msg = f"pipeline {self.name!r}: max_pending: expected a number above 0, found {self.max_pending!r}"
             raise ConfigError(msg)
         self._check_slots()
+        self._check_states()
         self._check_audits()
         self._check_locations()
 
@@ -91,9 +97,22 @@ class Pipeline:
 
     @property
     def sinks(self) -> dict[str, Sink]:
-        """Return its writes, and the quarantines of its reads."""
+        """Return all that it stages: its writes, the quarantines of its reads, its states."""
         side = {quarantine_of(name): source.quarantine() for name, source in self.reads.items()}
-        return {**self.writes, **{name: sink for name, sink in side.items() if sink is not None}}
+        return {**self.writes, **{name: sink for name, sink in side.items() if sink is not None}, **self.states}
+
+    @property
+    def states(self) -> dict[str, StateRuns]:
+        """Return its states, by their names in the record: `state`, or `state.NAME` for each of several."""
+        if self.state is None:
+            return {}
+        from twophase.state.participant import (
+            StateRuns,
+        )  # only if there is state: every parse of a DAG file pays for it
+
+        if isinstance(self.state, Mapping):
+            return {f"state.{name}": StateRuns(one, self.name, name) for name, one in self.state.items()}
+        return {"state": StateRuns(self.state, self.name)}
 
     def voters(self) -> dict[str, tuple[str, Audit]]:
         """Return its audits by their names in the record, each with the write that it checks."""
@@ -104,6 +123,35 @@ class Pipeline:
                 again = sum(other == name or other.startswith(f"{name} #") for other in found)
                 found[f"{name} #{again + 1}" if again else name] = (write, audit)
         return found
+
+    def _check_states(self) -> None:
+        """Refuse a state that cannot be kept: in slots, without a transform, or under a name that is not one."""
+        if self.state is None:
+            return
+        from twophase.state.declaration import State
+
+        several = self.state if isinstance(self.state, Mapping) else {"state": self.state}
+        for name, one in several.items():
+            if not _NAME.fullmatch(str(name)) or not isinstance(one, State):
+                msg = (
+                    f"pipeline {self.name!r}: state: expected twophase.State, or a dict of them by name, found {one!r}"
+                )
+                raise ConfigError(msg)
+        if not several:
+            msg = f"pipeline {self.name!r}: state: expected at least one, found none"
+            raise ConfigError(msg)
+        if self.slotted:
+            msg = (
+                f"pipeline {self.name!r}: it has state, and reads intervals, which run in any order: no slot has a"
+                " state before it; read what arrives in order, or chain a pipeline that reads this one's commits"
+            )
+            raise ConfigError(msg)
+        if self.transform is None:
+            msg = f"pipeline {self.name!r}: it has state and no transform; only a transform returns a new state"
+            raise ConfigError(msg)
+        if "state" in self.writes:
+            msg = f"pipeline {self.name!r}: a write cannot be named 'state': the record knows its state by that name"
+            raise ConfigError(msg)
 
     def _check_slots(self) -> None:
         """Refuse reads that cannot be in one checkpoint, and writes with slot places if no read has slots."""
@@ -193,7 +241,7 @@ class Pipeline:
         if transform is not None and not isinstance(transform, str):
             module = getattr(transform, "__module__", type(transform).__module__)
             transform = f"{module}:{getattr(transform, '__qualname__', type(transform).__qualname__)}"
-        return {
+        declared = {
             "reads": {name: source.declaration() for name, source in self.reads.items()},
             "transform": transform,
             "writes": {name: sink.declaration() for name, sink in self.writes.items()},
@@ -201,6 +249,9 @@ class Pipeline:
             "retention": self.retention.config(),
             "max_pending": self.max_pending,
         }
+        if isinstance(self.state, Mapping):
+            return {**declared, "states": {name: one.declaration() for name, one in self.state.items()}}
+        return declared if self.state is None else {**declared, "state": self.state.declaration()}
 
     @classmethod
     def from_declaration(cls, name: str, declaration: Mapping[str, Any]) -> Pipeline:
@@ -215,11 +266,12 @@ class Pipeline:
             audits=[Audit.load(audit) for audit in declaration.get("audits", ())],
             retention=Retention(**declaration.get("retention", {})),
             max_pending=declaration["max_pending"],
+            state=_loaded_state(declaration),
         )
 
     def changes(self, old: Mapping[str, Any], pending: bool) -> list[str]:  # noqa: FBT001 - asked by the registry
         """Say in words which changes from an older declaration are not allowed once there are checkpoints."""
-        problems = []
+        problems = self._changes_of_state(old, pending=pending)
         parts: tuple[tuple[str, Mapping[str, Declared]], ...] = (("read", self.reads), ("write", self.writes))
         for what, mine in parts:
             for name, before in old[f"{what}s"].items():
@@ -229,6 +281,19 @@ class Pipeline:
                 elif what == "read" or pending:
                     why = "its input would be read again" if what == "read" else "a checkpoint is pending in it"
                     problems.append(f"{what} {name!r} is gone ({why})")
+        return problems
+
+    def _changes_of_state(self, old: Mapping[str, Any], *, pending: bool) -> list[str]:
+        """Say which changes of the state are not allowed: what it keeps would be lost, or read as something else."""
+        before = {f"state.{name}": one for name, one in old.get("states", {}).items()}
+        before |= {"state": old["state"]} if "state" in old else {}
+        problems = []
+        for name, declared in before.items():
+            if name not in self.states:
+                problems.append(f"{name} is gone (what it keeps would be lost)")
+            else:
+                changes = self.states[name].declared.changes(declared, pending=pending)
+                problems += [f"{name}: {change}" for change in changes]
         return problems
 
     def prepare(self, slot: str | None = None, *, writes: bool = True) -> None:
@@ -242,6 +307,17 @@ class Pipeline:
 def quarantine_of(read: str) -> str:
     """Return the name of the write that a read's bad records go to."""
     return f"{read}_quarantine"
+
+
+def _loaded_state(declaration: Mapping[str, Any]) -> State | dict[str, State] | None:
+    """Return the state that a declaration has."""
+    if "states" not in declaration and "state" not in declaration:
+        return None
+    from twophase.state.declaration import State
+
+    if "state" in declaration:
+        return State.load(declaration["state"])
+    return {name: State.load(one) for name, one in declaration["states"].items()}
 
 
 def _loaded_transform(path: str | None) -> Transform | None:

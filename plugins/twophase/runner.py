@@ -187,8 +187,8 @@ class Runner:
         from twophase.spark import transforms
 
         if isinstance(self.stager, InProcess | Submitted) and isinstance(self.pipeline.transform, str):
-            name, reads = self.pipeline.name, self.pipeline.reads
-            transforms.check(name, self.pipeline.transform, reads, here=self.stager.here)
+            name, reads, state = self.pipeline.name, self.pipeline.reads, self.pipeline.state is not None
+            transforms.check(name, self.pipeline.transform, reads, here=self.stager.here, state=state)
 
     def _slot(self, slot: str | None) -> str | None:
         """Return a slot in its canonical spelling; raise ConfigError if one is missing or not expected."""

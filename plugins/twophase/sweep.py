@@ -14,6 +14,7 @@ from twophase.core.failpoints import hit
 from twophase.core.isolation import alone
 from twophase.core.record_behind import check_known
 from twophase.core.states import ENDED
+from twophase.state_sweep import sweep_states
 from twophase.storage import disk
 from twophase.wiring import coordinator_of
 
@@ -67,6 +68,8 @@ def sweep(
         with record.transaction() as tx:
             retention.mark_clean(tx.connection, suspects)
         hit("sweep.clean")
+    for name, path, why in sweep_states(record, pipeline, dry_run=dry_run, everything=everything):
+        yield Removed(pipeline.name, name, path, why)
     yield from _sweep_told(record, pipeline, dry_run=dry_run)
     yield from _sweep_runs(record, pipeline.name, dry_run=dry_run)
     if problems:

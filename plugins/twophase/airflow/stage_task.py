@@ -187,7 +187,8 @@ class StagingOperator(BaseOperator):
         with beginning(record, name, slot, run):
             self.pipeline.prepare(slot)
             if isinstance(self.pipeline.transform, str):
-                transforms.check(name, self.pipeline.transform, self.pipeline.reads, here=False)
+                state = self.pipeline.state is not None
+                transforms.check(name, self.pipeline.transform, self.pipeline.reads, here=False, state=state)
             enter(record, self.pipeline, dag_id=run.dag_id)
             return coordinator.open_for_task(
                 run,

@@ -53,7 +53,10 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
     pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", show_default=False)],
     *,
     checkpoints: Annotated[
-        str | None, typer.Option(metavar="N[..M]", help="These checkpoints, both ends included.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="N[..M]", help="These checkpoints, both ends included; M may be `latest`.", show_default=False
+        ),
     ] = None,
     start: Annotated[
         str | None, typer.Option("--from", metavar="DATE", help="Intervals from this start on.", show_default=False)
@@ -72,6 +75,9 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
     downstream: Annotated[
         bool, typer.Option("--downstream", help="Then all that was made from them, upstream first.")
     ] = False,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="End the backfills that are under way, without doing the rest.")
+    ] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Do everything, also if one was under way.")] = False,
     reason: Annotated[str | None, typer.Option(help="Why; it is kept in the record.", show_default=False)] = None,
     master: Annotated[
@@ -85,6 +91,9 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
     from twophase.cli.record_access import opened
 
     wanted = _range(checkpoints)
+    if give_up:
+        _give_up(pipeline)
+        return
     if [wanted is not None, start is not None, only_stale].count(True) != 1 or (start is None) != (end is None):
         msg = "expected one of --checkpoints N..M, --from DATE --to DATE, and --stale"
         raise typer.BadParameter(msg)
@@ -113,6 +122,16 @@ def backfill(  # noqa: PLR0913 - what a person may ask for
         raise typer.Exit(1)
     if not as_json:
         say(f"{pipeline}: {len(done)} done")
+
+
+def _give_up(pipeline: str) -> None:
+    from twophase.cli.record_access import opened
+    from twophase.committer import backfills
+
+    with opened() as record, record.transaction() as tx:
+        tx.lock(pipeline)
+        ended = backfills.lay_down(tx.connection, pipeline)
+    say(f"{pipeline}: given up: {', '.join(ended)}" if ended else f"{pipeline}: no backfill is under way")
 
 
 def _work(work: Backfill, done: list[Done], *, parallel: int, downstream: bool) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from twophase.committer import tables as t
 from twophase.core.checkpoint import Json
+from twophase.core.errors import ConfigError
 
 b, c, r = t.backfill.c, t.checkpoint.c, t.revision.c
 
@@ -48,6 +49,41 @@ def give_up(connection: Connection, pipeline: str, selection: Json) -> None:
     """End the backfill of this selection that is under way, if there is one."""
     same = (b.pipeline == pipeline) & (b.selection == selection) & b.ended_at.is_(None)
     connection.execute(update(t.backfill).where(same).values(ended_at=func.now()))
+
+
+def take_lane(connection: Connection, pipeline: str, selection: Json) -> None:
+    """Let a replay of a pipeline with state hold its lane; refuse if another holds it from an earlier checkpoint on.
+
+    One that starts at the same checkpoint or earlier makes up for what the other has begun, and ends that one (R20).
+    """
+    first = selection["checkpoints"][0]
+    under_way = (b.pipeline == pipeline) & b.ended_at.is_(None) & b.selection.has_key("checkpoints")
+    for row in connection.execute(select(b.id, b.selection).where(under_way & (b.selection != selection))):
+        other = row.selection["checkpoints"][0]
+        if other < first:
+            msg = (
+                f"pipeline {pipeline!r}: replay {row.id} from checkpoint {other} on is under way; go on with"
+                f" `twophase backfill {pipeline} --checkpoints {other}..latest`"
+            )
+            raise ConfigError(msg)
+        end(connection, row.id)
+
+
+def lay_down(connection: Connection, pipeline: str) -> list[str]:
+    """End the backfills of a pipeline that are under way, and return them.
+
+    Refused once a replay of its state has passed a commit point: only a replay to the end makes up for that.
+    """
+    stale = connection.execute(select(t.pipeline.c.stale_from).where(t.pipeline.c.name == pipeline)).scalar()
+    if stale is not None:
+        msg = (
+            f"pipeline {pipeline!r}: its replay has replaced states that later checkpoints were computed from, so it"
+            f" has to go on: `twophase backfill {pipeline} --checkpoints {stale}..latest`"
+        )
+        raise ConfigError(msg)
+    mine = (b.pipeline == pipeline) & b.ended_at.is_(None)
+    ended = connection.execute(update(t.backfill).where(mine).values(ended_at=func.now()).returning(b.id))
+    return sorted(ended.scalars())
 
 
 def checkpoints(connection: Connection, pipeline: str, first: int, last: int) -> list[tuple[int, str | None]]:

@@ -28,7 +28,7 @@ _FILES = """
         AND (f.revision IS NULL OR f.revision = :revision)"""
 _ONLY_FILES = Statement(_FILES)
 _READ = Statement(f"""
-    SELECT k.inputs, r.inputs AS own, r.decided_at, ({_FILES})
+    SELECT k.inputs, r.inputs AS own, r.decided_at, r.base, ({_FILES})
     FROM twophase.revision r JOIN twophase.checkpoint k USING (pipeline, checkpoint_id)
     WHERE pipeline = :pipeline AND checkpoint_id = :checkpoint_id AND r.revision = :revision""")  # noqa: S608 - no user's text
 
@@ -46,6 +46,7 @@ def receipt(connection: Connection, revision: Revision, participants: Sequence[P
         "dag_id": revision.run.dag_id if revision.run else None,
         "run_id": revision.run.run_id if revision.run else None,
         "backfill": revision.backfill,
+        **({} if found.base is None else {"base": found.base}),
         "created_at": revision.created_at.isoformat() if revision.created_at else None,
         "decided_at": found.decided_at.isoformat() if found.decided_at else None,
         "rows": revision.rows,

@@ -23,6 +23,7 @@ from twophase.committer import receipts, registry
 from twophase.committer import tables as t
 from twophase.committer import upgrade as versions
 from twophase.committer.moves import Moves
+from twophase.committer.state_rows import StateRows
 from twophase.committer.statement import LOST
 from twophase.core.checkpoint import Json, Participant, Revision, Run
 from twophase.core.errors import IllegalTransition, StoreUnavailable, Unreachable
@@ -137,7 +138,7 @@ def _one_line(error: DBAPIError) -> str:
     return f"committer database: {lines[0]}{remedy}"
 
 
-class PostgresTransaction(Moves):
+class PostgresTransaction(Moves, StateRows):
     """The record within one transaction; `core.ports.Transaction` says what each method promises."""
 
     def register(

@@ -55,6 +55,8 @@ def restore(tx: PostgresTransaction, pipeline: str, found: list[Json], why: str)
     )
     # What the sources remember belongs to the owners of files as they were before.
     tx.connection.execute(delete(t.known_files).where(t.known_files.c.pipeline == pipeline))
+    if any("base" in receipt for receipt in found):
+        tx.find_stale(pipeline)
     hit("reconcile.inside")
 
 
@@ -199,6 +201,7 @@ def _put_revision(tx: PostgresTransaction, receipt: Json, why: str) -> None:
         return
     kept = {name: receipt[name] for name in ("kind", "dag_id", "run_id", "created_at")}
     kept["backfill"] = receipt.get("backfill")  # not in receipts of earlier versions
+    kept["base"] = receipt.get("base")  # only if the pipeline has state
     tx.connection.execute(
         insert(t.revision).values(**key._asdict(), **kept, state=State.OPEN, inputs=receipt["own_inputs"])
     )

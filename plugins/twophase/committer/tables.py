@@ -62,6 +62,8 @@ pipeline = Table(
     Column("claimed", Boolean, nullable=False, server_default=text("false")),
     #: Which sinks hold what this record has forgotten; no run begins before a person has reconciled them.
     Column("behind", Text),
+    #: The first checkpoint whose state was computed from one that was replaced since; NULL: there is none.
+    Column("stale_from", BigInteger),
     CheckConstraint("name ~ '^[a-z][a-z0-9_]*$'", name="name"),
     CheckConstraint("next_checkpoint_id > 0 AND next_commit_seq > 0", name="ids"),
 )
@@ -239,6 +241,12 @@ revision = Table(
     Column("outdated", Boolean, nullable=False, server_default=text("false")),
     #: The backfill that made it; not a key, for a backfill may be forgotten before what it made.
     Column("backfill", Text),
+    #: The state that it reads: checkpoint, revision, the attempt of each; NULL: its pipeline has none.
+    Column("base", JSONB(none_as_null=True)),
+    #: When the retention of the state that it left was over; files of it may be gone.
+    _time("state_swept_at"),
+    #: Whether a sweep still has to remove files of that state.
+    Column("state_left", Boolean, nullable=False, server_default=text("false")),
     ForeignKeyConstraint(["pipeline", "checkpoint_id"], [checkpoint.c.pipeline, checkpoint.c.checkpoint_id]),
     CheckConstraint(
         "state IN ('OPEN', 'PRECOMMITTED', 'COMMITTING', 'COMMITTED', 'SUPERSEDED', 'ABORTING', 'ABORTED')",
@@ -311,6 +319,15 @@ revision = Table(
     ),
     # finds what failed since the last commit, and what failed last
     Index("revision_aborted", "pipeline", "aborted_at", postgresql_where=text("aborted_at IS NOT NULL")),
+    # finds the states that are kept, the oldest first
+    Index(
+        "revision_with_state",
+        "pipeline",
+        "checkpoint_id",
+        postgresql_where=text("base IS NOT NULL AND commit_seq IS NOT NULL AND state_swept_at IS NULL"),
+    ),
+    # finds the states whose files a sweep has to remove
+    Index("revision_state_left", "pipeline", "checkpoint_id", postgresql_where=text("state_left")),
     # finds the checkpoints whose last revision failed, however many failed and succeeded later
     Index("revision_failed", "pipeline", "checkpoint_id", postgresql_where=text("failed")),
 )

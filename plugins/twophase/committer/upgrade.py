@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 #: All migrations in order; the last one is the version of the record that this code expects.
-VERSIONS = tuple(f"{number:04d}" for number in range(1, 16))
+VERSIONS = tuple(f"{number:04d}" for number in range(1, 17))
 HEAD = VERSIONS[-1]
 
 #: The advisory lock of every process that migrates this record ("twophase" in bytes, cut to 63 bits).

@@ -65,6 +65,8 @@ class Begin:
         if again is not None:
             return again
         tx.begun(self.pipeline, slot)  # rolled back with the rest if a source refuses below
+        if self.steps.lineage:
+            self.steps.lineage.check_regular(tx)
         if newest is not None and newest.state not in DECIDED:
             # Aborted: the input still belongs to the checkpoint, which gets its next revision.
             return self._next_revision(tx, newest.checkpoint_id, found, opens=slot is None)
@@ -101,6 +103,8 @@ class Begin:
             msg = f"checkpoint {self.pipeline}/{checkpoint_id}: nothing of it is committed, so nothing can be replaced"
             raise ConfigError(msg)
         self._check_replaceable(tx, checkpoint_id, objections)
+        if self.steps.lineage:
+            self.steps.lineage.check_replay(tx, checkpoint_id, self.backfill)
         return self._next_revision(tx, checkpoint_id, found, opens=True)
 
     def _check_replaceable(self, tx: Transaction, checkpoint_id: int, objections: Mapping[bool, str | None]) -> None:
@@ -154,6 +158,8 @@ class Begin:
         anew = {name: fixed for name, fixed in inputs.items() if self._anew(name)}
         if anew:
             tx.fix_inputs(taken.key, anew)
+        if self.steps.lineage:
+            self.steps.lineage.fix(tx, taken.key)
         hit("begin.inside")
         if self.token and opens:
             taken = self.steps.open_attempt(tx, taken, self.token, held=taken)

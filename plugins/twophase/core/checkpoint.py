@@ -176,6 +176,20 @@ class Run(NamedTuple):
         return f"{self.dag_id}/{self.run_id}" if self.dag_id else self.run_id
 
 
+class Base(NamedTuple):
+    """The state that a revision starts from: what the standing revision of the checkpoint before it left (S1)."""
+
+    #: 0: no checkpoint before it was decided.
+    checkpoint_id: int = 0
+    revision: int = 0
+    #: State → the attempt that was voted for there.
+    attempts: Mapping[str, int] = {}
+
+    def __str__(self) -> str:
+        """Read as `17 r1`, or `nothing`."""
+        return f"{self.checkpoint_id} r{self.revision}" if self.checkpoint_id else "nothing"
+
+
 @dataclass(frozen=True)
 class Revision:
     """One deliberate passage of a checkpoint through the protocol, as the record has it."""
@@ -247,8 +261,8 @@ class Participant:
 
     @property
     def stages(self) -> bool:
-        """Return True if it stages output (a sink); audits and approvals only vote."""
-        return self.kind == "sink"
+        """Return True if it stages output (a sink, a state); audits and approvals only vote."""
+        return self.kind in {"sink", "state"}
 
     @property
     def standing(self) -> Participant | None:

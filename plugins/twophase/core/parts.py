@@ -37,6 +37,7 @@ class Parts:
         audits: Sequence[str] = (),
         approvals: Sequence[str] = (),
         quarantines: Collection[str] = (),
+        states: Collection[str] = (),
         lease: float = 30.0,
         max_pending: int = 1,
         run_ended: Callable[[Run | None], str | bool | None] = script_run_ended,
@@ -44,7 +45,8 @@ class Parts:
     ) -> None:
         """Bring together a record, a pipeline's sources and sinks, and the names of its audits and approvals.
 
-        `quarantines` names the sinks that bad records go to; their rows do not count as output.
+        `quarantines` names the sinks that bad records go to, and `states` those that keep the pipeline's state; their
+        rows do not count as output.
         """
         self.record = record
         self.pipeline = pipeline
@@ -53,6 +55,7 @@ class Parts:
         self.audits = audits
         self.approvals = approvals
         self.quarantines = quarantines
+        self.states = states
         self.lease = lease
         self.max_pending = max_pending
         self.run_ended = run_ended
@@ -70,6 +73,7 @@ class Parts:
             self.quarantines,
             self.lease,
             self.max_pending,
+            self.states,
         )
 
     def objection(self, *, latest: bool) -> str | None:

@@ -12,7 +12,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Position, Revision, Run
+from twophase.core.checkpoint import (
+    Base,
+    Input,
+    InputFile,
+    Json,
+    Key,
+    Known,
+    Output,
+    Participant,
+    Position,
+    Revision,
+    Run,
+)
 from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.hindrances import Hindrance
 from twophase.core.states import State
@@ -198,6 +210,28 @@ class Opened(NamedTuple):
     inputs: Mapping[str, Input]
     #: Sink → the columns of what was last decided there; None: nothing was.
     schemas: Mapping[str, list[list[str]] | None]
+    #: When its checkpoint first began, the same for every revision and attempt (S5).
+    began: datetime | None = None
+    #: State → the manifest of what it starts from; empty: nothing is kept yet.
+    states: Mapping[str, Json] = {}
+
+
+class StandingBase(NamedTuple):
+    """What the checkpoint before some other one left as state."""
+
+    base: Base
+    #: Whether its retention is over, so that files of it may be gone (S3).
+    swept: bool = False
+
+
+class Lane(NamedTuple):
+    """Who may go on in a pipeline with state (R20)."""
+
+    #: The first checkpoint whose state was computed from one that was replaced since; None: there is none.
+    stale_from: int | None = None
+    #: The replay that has not ended, and the first checkpoint of it.
+    replay: str | None = None
+    first: int | None = None
 
 
 class Look(NamedTuple):
@@ -495,6 +529,38 @@ class Transaction(Protocol):
 
     def inputs(self, key: Key) -> Mapping[str, Input]:
         """Return the fixed input of a revision, per source."""
+        ...
+
+    def began(self, pipeline: str, checkpoint_id: int) -> datetime | None:
+        """Return when a checkpoint first began."""
+        ...
+
+    def standing_base(self, pipeline: str, checkpoint_id: int) -> StandingBase:
+        """Return the state that stands before a checkpoint: of the newest decided revision of the one before it."""
+        ...
+
+    def base(self, key: Key) -> Base | None:
+        """Return the state that a revision reads; None: its pipeline had no state when it began."""
+        ...
+
+    def fix_base(self, key: Key, base: Base) -> None:
+        """Record the state that a revision reads."""
+        ...
+
+    def states(self, pipeline: str, base: Base) -> Mapping[str, Json]:
+        """Return the manifest of each state of a base."""
+        ...
+
+    def oldest_state(self, pipeline: str) -> int | None:
+        """Return the first checkpoint whose state is still kept; None: there is none."""
+        ...
+
+    def lane(self, pipeline: str) -> Lane:
+        """Return who may go on in a pipeline with state; the pipeline must be locked."""
+        ...
+
+    def mark_stale(self, pipeline: str, checkpoint_id: int) -> None:
+        """Record that every decided checkpoint after this one has to be replayed; none after it: nothing has to."""
         ...
 
     def last_schemas(self, pipeline: str, sinks: Sequence[str]) -> Mapping[str, list[list[str]] | None]:

@@ -56,6 +56,7 @@ class Restaging:
                 for p in tx.participants(self.key)
                 if p.name in chosen and p.name not in tx.committed(self.key)
             ]
+            self._check_lineage(tx, [p.name for p in again])
             if not again:
                 msg = f"checkpoint {self.key}: nothing to restage: {self._instead(held)}"
                 raise IllegalTransition(msg)
@@ -90,6 +91,12 @@ class Restaging:
             return set(named)
         return {name for name, p in sinks.items() if name in found and (not p.vote or _is_lost(found[name]))}
 
+    def _check_lineage(self, tx: Transaction, names: Collection[str]) -> None:
+        """Refuse to stage a state again once a later checkpoint may have read it (S4)."""
+        steps = self.coordinator.steps
+        if steps.lineage and not set(names).isdisjoint(steps.states):
+            steps.lineage.check_restage(tx, self.key)
+
     def _check_state(self, found: Revision) -> None:
         if found.state is not State.COMMITTING:
             msg = f"checkpoint {self.key}: expected committing, found {found.state.lower()}; it cannot be restaged"
@@ -121,6 +128,7 @@ class Restaging:
         Raise ManifestMismatch if the new attempt cannot be promoted either.
         """
         mine = self._participant(name)
+        self.coordinator.transact(lambda tx: self._check_lineage(tx, [name]))
         if mine.attempt != attempt.epoch:
             return False  # another restage took its place; the vote will be fenced
         sink = self.coordinator.sinks[name]

@@ -15,6 +15,7 @@ from twophase.core.claims import Claim
 from twophase.core.errors import Fenced, IllegalTransition, TooManyPending
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
+from twophase.core.lineage import Lineage
 from twophase.core.ports import Opened, Promotion, Sink, Source, Transaction, moves_of
 from twophase.core.states import DECIDED, UNDECIDED, State
 
@@ -48,6 +49,13 @@ class Steps:
     quarantines: Collection[str]
     lease: float
     max_pending: int
+    #: The participants that keep the pipeline's state.
+    states: Collection[str] = ()
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """Return the rules of a pipeline with state; None: it has none."""
+        return Lineage(self.pipeline) if self.states else None
 
     def claims(self, slot: str) -> dict[str, Claim]:
         """Return the places that belong to a slot alone, one for each of its reads and writes that has such a place."""
@@ -71,7 +79,8 @@ class Steps:
         if held.run != revision.run:  # another run took it over; that does not change the epoch
             raise Fenced(fenced("attempt", revision, held))
         places = self.places(tx, held, epoch, token)
-        sinks = [Participant(name, "sink", epoch, handle=place) for name, place in places.items()]
+        kinds = dict.fromkeys(self.states, "state")
+        sinks = [Participant(name, kinds.get(name, "sink"), epoch, handle=place) for name, place in places.items()]
         audits = [Participant(name, "audit", epoch) for name in self.audits]
         approvals = [Participant(name, "approval", epoch) for name in self.approvals]
         mine = [*sinks, *audits, *approvals]
@@ -114,7 +123,11 @@ class Steps:
         """Return all that is needed to stage an attempt; its `inputs` are read from the record unless given."""
         sinks = [p for p in tx.participants(attempt.key) if p.stages]
         fixed = tx.inputs(attempt.key) if inputs is None else inputs
-        return Opened(attempt, sinks, fixed, tx.last_schemas(self.pipeline, list(self.sinks)))
+        schemas = tx.last_schemas(self.pipeline, list(self.sinks))
+        first = attempt.revision == 1  # it began in the transaction that added its checkpoint
+        began = attempt.created_at if first else tx.began(self.pipeline, attempt.checkpoint_id)
+        states = self.lineage.read(tx, attempt.key) if self.lineage else {}
+        return Opened(attempt, sinks, fixed, schemas, began, states)
 
     def vote(
         self, tx: Transaction, attempt: Revision, votes: Sequence[Participant], beside: Sequence[Participant] = ()
@@ -169,13 +182,15 @@ class Steps:
         if overtaken and replaces is not None and not self.is_last(tx, key.checkpoint_id, held.backfill):
             msg = f"checkpoint {key}: it cannot be committed any more: {overtaken}; abort it"
             raise IllegalTransition(msg)
+        if self.lineage:
+            self.lineage.decide(tx, held, replaced=replaces is not None)
         tx.move(
             key,
             State.COMMITTING,
             epoch=attempt.epoch,
             why=why,
             numbered=True,
-            **totals(participants, self.quarantines),
+            **totals(participants, {*self.quarantines, *self.states}),
             error=None,  # an earlier failure no longer matters: this try succeeded
             lease=self.lease,
         )
@@ -292,7 +307,7 @@ class Steps:
             if older is not None:
                 tx.move(older.key, State.SUPERSEDED, epoch=older.epoch, why=f"revision {key.revision}")
             # A restage may have changed the number of rows.
-            found = totals(tx.participants(key), self.quarantines) if held.epoch > 1 else {}
+            found = totals(tx.participants(key), {*self.quarantines, *self.states}) if held.epoch > 1 else {}
             clear: dict[str, Any] = {"parked_reason": None, "hindrances": None, "lease": None}
             tx.move(key, State.COMMITTED, epoch=held.epoch, why="every sink promoted", **clear, **found)
             hit("finish.inside")
@@ -346,13 +361,13 @@ def parking(failed: Failed) -> tuple[str, dict[str, Hindrance]]:
     return reason, {sink: kind for sink, (_, kind) in failed.items()}
 
 
-def totals(participants: Sequence[Participant], quarantines: Collection[str]) -> dict[str, Any]:
-    """Return the rows and bytes of a revision as a whole, without the quarantines.
+def totals(participants: Sequence[Participant], beside: Collection[str]) -> dict[str, Any]:
+    """Return the rows and bytes of a revision as a whole, without what is `beside` its output: quarantines, states.
 
     Usually every sink holds the same rows. A user's own Spark job or a restage may give one more than another, so the
     highest number counts.
     """
-    manifests = [p.manifest for p in participants if p.stages and p.name not in quarantines]
+    manifests = [p.manifest for p in participants if p.stages and p.name not in beside]
     rows = max((int(manifest.get("rows", 0)) for manifest in manifests), default=0)
     return {"rows": rows, "bytes": sum(int(manifest.get("bytes", 0)) for manifest in manifests)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,19 @@ class PlannedWrite:
 
 
 @dataclass(frozen=True)
+class PlannedState:
+    """One state of an attempt."""
+
+    #: The state's declaration, and the folder of its runs.
+    state: Json
+    home: str
+    #: What its `place` named: how the names of this attempt's runs begin; None: this attempt does not stage it.
+    handle: Json | None
+    #: The manifest of what it starts from; empty: nothing is kept yet.
+    base: Json
+
+
+@dataclass(frozen=True)
 class Plan:
     """One attempt, as its Spark job sees it."""
 
@@ -52,6 +65,10 @@ class Plan:
     transform: str | None
     reads: Mapping[str, PlannedRead]
     writes: Mapping[str, PlannedWrite]
+    #: When the checkpoint first began, in ISO 8601: the same for every revision and attempt.
+    timestamp: str | None = None
+    #: State → what it starts from, by their names in the record.
+    states: Mapping[str, PlannedState] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -93,7 +110,9 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON."""
         reads = {name: {"source": read.source, "fixed": read.fixed.to_json()} for name, read in self.reads.items()}
-        return {**vars(self), "reads": reads, "writes": {name: vars(write) for name, write in self.writes.items()}}
+        writes = {name: vars(write) for name, write in self.writes.items()}
+        states = {name: vars(state) for name, state in self.states.items()}
+        return {**vars(self), "reads": reads, "writes": writes, "states": states}
 
     @classmethod
     def of_json(cls, told: Json) -> Plan:
@@ -101,7 +120,9 @@ class Plan:
         reads = {
             name: PlannedRead(read["source"], Input.of_json(read["fixed"])) for name, read in told["reads"].items()
         }
-        return cls(**{**told, "reads": reads, "writes": {n: PlannedWrite(**w) for n, w in told["writes"].items()}})
+        writes = {name: PlannedWrite(**write) for name, write in told["writes"].items()}
+        states = {name: PlannedState(**state) for name, state in told.get("states", {}).items()}
+        return cls(**{**told, "reads": reads, "writes": writes, "states": states})
 
     def write(self, path: Path) -> None:
         """Write the plan to a file."""

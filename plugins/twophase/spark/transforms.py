@@ -17,14 +17,16 @@ from twophase.core.settings import spark_jobs
 
 #: What a transform may ask for besides its reads.
 GIVEN = frozenset({"spark", "context"})
-#: Names that no read may have: those above, and one reserved for state.
-RESERVED = GIVEN | {"state"}
+#: What the transform of a pipeline with state may ask for, too.
+STATE = "state"
+#: Names that no read may have.
+RESERVED = GIVEN | {STATE}
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def check(pipeline: str, transform: str, reads: Collection[str], *, here: bool) -> None:
-    """Refuse a transform that cannot be found or called.
+def check(pipeline: str, transform: str, reads: Collection[str], *, here: bool, state: bool = False) -> None:
+    """Refuse a transform that cannot be found or called; with `state` it may ask for that.
 
     `here` says that Spark's driver has the interpreter and the path of this process: then what is not found here is not
     found there either.
@@ -54,7 +56,7 @@ def check(pipeline: str, transform: str, reads: Collection[str], *, here: bool) 
         raise ConfigError(msg)
     found = [what for one, what in bound if one == name]
     if len(found) == 1 and isinstance(found[0], _FUNCTION) and not found[0].decorator_list:
-        _check_parameters(found[0], reads)
+        _check_parameters(found[0], {*reads, *GIVEN, *([STATE] if state else [])})
 
 
 def no_such_read(name: str, parameter: str, there: Collection[str]) -> ConfigError:
@@ -93,13 +95,12 @@ def _assigned_in_functions(parsed: ast.Module) -> Iterator[tuple[str, ast.AST]]:
             yield from ((name, part) for name in part.names)
 
 
-def _check_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, reads: Collection[str]) -> None:
+def _check_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, there: Collection[str]) -> None:
     """Raise ConfigError for a parameter without a default that is neither a read nor given otherwise."""
     taken = function.args
     positional = [*taken.posonlyargs, *taken.args]
     wanted = positional[: len(positional) - len(taken.defaults)]
     wanted += [one for one, default in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if default is None]
-    there = {*reads, *GIVEN}
     for parameter in wanted:
         if parameter.arg not in there:
             raise no_such_read(function.name, parameter.arg, there)

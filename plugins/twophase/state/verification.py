@@ -22,9 +22,11 @@ def missing(home: Path, manifest: StateManifest) -> list[str]:
     return problems
 
 
-def damages(home: Path, manifest: StateManifest) -> Iterator[str]:
-    """Say which listed files are not what the manifest says, byte by byte."""
+def damages(home: Path, manifest: StateManifest, *, only: str = "") -> Iterator[str]:
+    """Say which listed files are not what the manifest says, byte by byte; `only` is how their names begin."""
     for run in manifest.files():
+        if not run.path.startswith(only):
+            continue
         path = run_files.folder(home) / run.path
         found = disk.identity(path)
         if found is None:

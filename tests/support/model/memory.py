@@ -15,7 +15,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, InputFile, Json, Key, Known, Output, Participant, Position, Revision, Run
+from twophase.core.checkpoint import (
+    Base,
+    Input,
+    InputFile,
+    Json,
+    Key,
+    Known,
+    Output,
+    Participant,
+    Position,
+    Revision,
+    Run,
+)
 from twophase.core.claims import Claim, Claims, Holder
 from twophase.core.errors import (
     ConfigError,
@@ -26,7 +38,18 @@ from twophase.core.errors import (
     StoreUnavailable,
 )
 from twophase.core.hindrances import Hindrance
-from twophase.core.ports import CommittedRange, Look, Move, Outcome, Outlook, Progress, Promotion, Reach
+from twophase.core.ports import (
+    CommittedRange,
+    Lane,
+    Look,
+    Move,
+    Outcome,
+    Outlook,
+    Progress,
+    Promotion,
+    Reach,
+    StandingBase,
+)
 from twophase.core.states import DECIDED, ENTERED_FROM, LIVE, UNDECIDED, State
 
 Pause = Callable[[str], None]
@@ -196,6 +219,45 @@ class MemoryTransaction:
 
     def say_behind(self, pipeline: str, why: str | None) -> None:
         raise NotImplementedError
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def began(self, pipeline: str, checkpoint_id: int) -> datetime | None:
+        return None
+
+    def standing_base(self, pipeline: str, checkpoint_id: int) -> StandingBase:
+        self._step("standing_base")
+        decided = [r for r in self._revisions(pipeline) if r.checkpoint_id < checkpoint_id and r.commit_seq is not None]
+        if not decided:
+            return StandingBase(Base())
+        last = max(decided, key=lambda r: r.key)
+        states = [p.standing or p for p in self.participants(last.key) if p.kind == "state"]
+        return StandingBase(Base(last.checkpoint_id, last.revision, {p.name: p.attempt for p in states}))
+
+    def base(self, key: Key) -> Base | None:
+        found: Base | None = self._rows("base").get(key)
+        return found
+
+    def fix_base(self, key: Key, base: Base) -> None:
+        self._step("fix_base")
+        self._put("base", key, base)
+
+    def states(self, pipeline: str, base: Base) -> Mapping[str, Json]:
+        key = Key(pipeline, base.checkpoint_id, base.revision)
+        return {p.name: (p.standing or p).manifest for p in self.participants(key) if p.kind == "state"}
+
+    def oldest_state(self, pipeline: str) -> int | None:
+        raise NotImplementedError  # nothing here is swept
+
+    def lane(self, pipeline: str) -> Lane:
+        self._step("lane")
+        found: Lane = self._rows("lane").get(pipeline, Lane())
+        return found
+
+    def mark_stale(self, pipeline: str, checkpoint_id: int) -> None:
+        self._step("mark_stale")
+        later = [r.checkpoint_id for r in self._revisions(pipeline) if r.commit_seq and r.checkpoint_id > checkpoint_id]
+        self._put("lane", pipeline, self.lane(pipeline)._replace(stale_from=min(later, default=None)))
 
     # --- revisions ---------------------------------------------------------------------------------------------------
 
