@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from twophase.pipeline import Pipeline
     from twophase.runner import run
     from twophase.state.declaration import State
+    from twophase.state_reads import read_state, state_changes
 
 __all__ = [
     "Pipeline",
@@ -25,9 +26,11 @@ __all__ = [
     "committed_files",
     "committers",
     "read_committed",
+    "read_state",
     "run",
     "sinks",
     "sources",
+    "state_changes",
 ]
 
 _HOMES = {
@@ -36,7 +39,9 @@ _HOMES = {
     "State": "twophase.state.declaration",
     "committed_files": "twophase.committed_reads",
     "read_committed": "twophase.committed_reads",
+    "read_state": "twophase.state_reads",
     "run": "twophase.runner",
+    "state_changes": "twophase.state_reads",
 }
 
 

@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"local"}),
     frozenset({"audits", "comparison"}),
     frozenset({"__init__", "attempt", "audit_votes", "backfill", "committed_reads", "examples"})
-    | frozenset({"run_folders", "sweep", "verification", "wiring"})
+    | frozenset({"run_folders", "state_reads", "state_sweep", "sweep", "verification", "wiring"})
     | {"ownership", "pipeline", "reconciliation", "revision_diff", "runner", "testing", "positions", "unbegun"},
     frozenset({"airflow", "cli", "web"}),
 )

@@ -22,6 +22,7 @@ from twophase.cli import (
     reconcile,
     record_views,
     run,
+    state,
     status,
 )
 from twophase.core.errors import ConfigError, TwophaseError
@@ -114,7 +115,7 @@ def _root(
 
 #: In the order of `twophase --help`.
 _DECIDING = (manual_decisions, positions, reconcile)
-_COMMANDS = (run, backfill, record_views, diff, maintenance, *_DECIDING, local, status, demo)
+_COMMANDS = (run, backfill, record_views, state, diff, maintenance, *_DECIDING, local, status, demo)
 for _module in _COMMANDS:
     _module.add_to(app)
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from twophase.core.settings import spark_jobs
 from twophase.sinks.base import Sink
 from twophase.sources.bad_records import text_of
 from twophase.sources.base import Sifted, Source
+from twophase.spark import stateful
 from twophase.spark.plan import Plan
 from twophase.spark.transforms import RESERVED, no_such_read
 
@@ -56,6 +58,8 @@ class Context:
     checkpoint_id: int
     revision: int
     slot: str | None
+    #: When the checkpoint first began: the same for every revision and attempt, so a replay sees it again.
+    timestamp: datetime | None = None
 
 
 def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None = None) -> dict[str, Json]:
@@ -69,8 +73,11 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
             for name, source in sources.items()
         }
         reads = {name: frames.good for name, frames in sifted.items()}
-        context = Context(plan.pipeline, plan.checkpoint_id, plan.revision, plan.slot)
-        returned = call(function, reads, {"spark": spark, "context": context})
+        began = datetime.fromisoformat(plan.timestamp) if plan.timestamp else None
+        context = Context(plan.pipeline, plan.checkpoint_id, plan.revision, plan.slot, began)
+        kept = stateful.kept(spark, plan, began)
+        returned = call(function, reads, {"spark": spark, "context": context, **stateful.given(kept)})
+        returned, changed = stateful.split(plan.pipeline, kept, returned)
         frames = outputs(returned, [name for name in plan.writes if name not in plan.quarantines()], plan.pipeline)
         for read in sifted.values():
             read.check()
@@ -81,7 +88,11 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
         hit("stage.before")
         if int(spark.version.partition(".")[0]) < COALESCES:
             frames = _coalesced(frames)
-        return {name: sink.stage(frames[name], plan.output(name)) for name, sink in sinks.items()}
+
+        def staged(written: Mapping[str, DataFrame]) -> dict[str, Json]:
+            return {name: sink.stage(written[name], plan.output(name)) for name, sink in sinks.items()}
+
+        return stateful.staged(plan, kept, changed, frames, staged)
 
 
 def _bad_records(plan: Plan, name: str, read: Sifted) -> DataFrame:
