@@ -192,7 +192,7 @@ def test_a_backfill_of_airflows_own_makes_new_revisions(airflow: AirflowServer) 
 
 
 def backfill(case: Case, first: str, last: str, **more: Any) -> None:
-    """Backfill these days and wait until all is done, as long as runs end."""
+    """Backfill these days and wait until all is done, as long as the record tells of steps."""
     body = {
         "dag_id": case.name,
         "from_date": f"{first}T00:00:00Z",
@@ -204,7 +204,7 @@ def backfill(case: Case, first: str, last: str, **more: Any) -> None:
         **more,
     }
     made = case.airflow.api("POST", "backfills", **body)
-    step_by_step(lambda: case.airflow.api("GET", f"backfills/{made['id']}")["completed_at"], case.states)
+    step_by_step(lambda: case.airflow.api("GET", f"backfills/{made['id']}")["completed_at"], case.events)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import psutil
 import pytest
+from sqlalchemy import text
 
 from support.servers.airflow import AirflowServer, eventually
 from twophase.committer import queries
@@ -193,6 +194,13 @@ class Case:
                 return []
             found = queries.checkpoints(connection, self.name)
         return sorted((row["checkpoint_id"], row["revision"], row["state"]) for row in found)
+
+    def events(self) -> int:
+        """Return how many steps the record tells of."""
+        counted = text("SELECT count(*) FROM twophase.event WHERE pipeline = :pipeline")
+        with self.airflow.record() as connection:
+            found: int = connection.execute(counted, {"pipeline": self.name}).scalar_one()
+        return found
 
     def show(self, checkpoint_id: int = 1) -> dict[str, Any]:
         """Return one checkpoint whole."""
