@@ -27,14 +27,14 @@ pytestmark = pytest.mark.timeout(300)
 ALL = RecordColumns(key="k", value="v")
 
 
-def producer(name: str, *, columns: bool = True) -> Producing:
-    return Producing(KafkaCluster("kafka", "a test"), name, 60.0, columns=columns)
+def producer(name: str, *, one_by_one: bool = False) -> Producing:
+    return Producing(KafkaCluster("kafka", "a test"), name, 60.0, one_by_one=one_by_one)
 
 
 def sent(broker: Broker, batch: pa.RecordBatch, columns: RecordColumns, *, one_by_one: bool = False) -> list[Any]:
     """Send a batch to a topic of its own in one transaction; return what a reader sees, by partition and offset."""
     topic = make_topic(broker, 3)
-    sender = producer(topic, columns=not one_by_one)
+    sender = producer(topic, one_by_one=one_by_one)
     sender.begin(3)
     sender.send(topic, batch, columns, [])
     sender.flush()

@@ -49,6 +49,8 @@ _FUNCTIONS_OF_C: Mapping[str, tuple[Any, ...]] = {
     "rd_kafka_conf_set_error_cb": (None, _P, _Errors),
     "rd_kafka_new": (_P, _I, _P, _S, ctypes.c_size_t),
     "rd_kafka_destroy": (None, _P),
+    "rd_kafka_metadata": (_I, _P, _I, _P, _P, _I),
+    "rd_kafka_metadata_destroy": (None, _P),
     "rd_kafka_topic_new": (_P, _P, _S, _P),
     "rd_kafka_topic_destroy": (None, _P),
     "rd_kafka_produce": (_I, _P, ctypes.c_int32, _I, _S, ctypes.c_size_t, _S, ctypes.c_size_t, _P),
@@ -177,6 +179,13 @@ class NativeProducer:
         )
         self._c.rd_kafka_error_destroy(error)
         raise found
+
+    def connect(self, seconds: float) -> None:
+        """Wait until a broker has answered; no topic is asked for, so none is created by it."""
+        found = _P()
+        if code := self._c.rd_kafka_metadata(self._handle, 0, None, ctypes.byref(found), _milliseconds(seconds)):
+            raise _exception(code)
+        self._c.rd_kafka_metadata_destroy(found)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 

@@ -146,7 +146,8 @@ class Promoter:
             return settled
         if lost := self._lost():
             return Promotion(Outcome.RETRY_LATER, look.undecided) if look.undecided else lost
-        with producing(self.cluster, self.output, seconds, columns=takes(self.columns, self._headers())) as producer:
+        one_by_one = not takes(self.columns, self._headers())
+        with producing(self.cluster, self.output, seconds, one_by_one=one_by_one) as producer:
             hit("kafka.fenced")
             look = self._until_decided(markers)
             if settled := self._settled(look):

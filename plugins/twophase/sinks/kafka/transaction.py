@@ -49,9 +49,9 @@ class Producing:
     """One producer for one transaction; every error of the client becomes what the promoter has to do."""
 
     def __init__(
-        self, cluster: KafkaCluster, name: str, seconds: float, largest: int | None = None, *, columns: bool = False
+        self, cluster: KafkaCluster, name: str, seconds: float, largest: int | None = None, *, one_by_one: bool = False
     ) -> None:
-        """Make the producer, and fence those before it; `columns`: one that takes columns of Arrow."""
+        """Make the producer, and fence those before it; `one_by_one`: for records that are not sent as columns."""
         from confluent_kafka import Producer
 
         self._cluster = cluster
@@ -69,9 +69,17 @@ class Producing:
             queue_buffering_max_kbytes=262_144,
             message_max_bytes=max(largest or _LARGEST, _LARGEST),  # the marker may be larger than a row
         )
-        make = NativeProducer if columns else Producer
+        make = Producer if one_by_one or native.library() is None else NativeProducer
         self._producer: Any = make({**settings, "on_delivery": self._note})
+        self._try(self._connect)
         self._try(lambda: self._producer.init_transactions(_ANSWER))
+
+    def _connect(self) -> None:
+        """Wait for a broker: a client that has none yet asks for its coordinator again only after half a second."""
+        if isinstance(self._producer, NativeProducer):
+            self._producer.connect(_ANSWER)
+        else:
+            self._producer.list_topics(timeout=_ANSWER)
 
     def _note(self, error: Any, _message: object) -> None:  # noqa: ANN401 - a KafkaError
         self._refusal = self._refusal or error
@@ -200,10 +208,12 @@ class Producing:
 
 
 @contextmanager
-def producing(cluster: KafkaCluster, output: Output, seconds: float, *, columns: bool = False) -> Iterator[Producing]:
+def producing(
+    cluster: KafkaCluster, output: Output, seconds: float, *, one_by_one: bool = False
+) -> Iterator[Producing]:
     """Yield a producer of a write, which has fenced those before it; whatever happens, its handle is closed."""
     name = transactional_id(output.key.pipeline, output.handle["write"])
-    producer = Producing(cluster, name, seconds, output.handle.get("largest"), columns=columns)
+    producer = Producing(cluster, name, seconds, output.handle.get("largest"), one_by_one=one_by_one)
     try:
         yield producer
     except Unknown:
