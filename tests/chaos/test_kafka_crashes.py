@@ -14,10 +14,11 @@ from chaos.test_sink_crashes import WAYS, expect_in_order, recover
 from support.crashes import scenarios, several_sinks
 from support.crashes.sink_matrix import points
 from support.faults.processes import call
-from support.pipelines.factories import counted
+from support.pipelines.factories import PreStaged, counted
 from twophase.committer.record import PostgresRecord
 from twophase.core.failpoints import FAILPOINTS
 from twophase.local.kafka import Broker
+from twophase.runner import Runner, script
 from twophase.sources.kafka import Kafka
 from twophase.storage.kafka_cluster import Place
 
@@ -73,6 +74,28 @@ def test_a_crash_anywhere_between_kafka_and_three_sinks_loses_and_doubles_nothin
         assert counted(several_sinks.held(kind)) == counted(rows), kind
     expect_in_order(FROM_KAFKA, record, home)
     assert sum(reported(several_sinks.pipeline(FROM_KAFKA).reads["words"]).values()) == len(rows)
+
+
+def vote(kinds: str) -> None:
+    """Take one checkpoint up to its votes, as a task does, and end."""
+    with Runner(several_sinks.pipeline(kinds), PreStaged()) as runner:
+        taken = runner.coordinator.begin(script())
+        assert taken is not None
+        runner._stage_and_vote(runner.coordinator.attempt(taken))
+
+
+def test_what_was_voted_for_before_a_restart_is_committed_once(home: Path, kafka: Broker) -> None:
+    rows = several_sinks.produce(kafka, 0, 1)
+    voted = call(vote, FROM_KAFKA, log=home / "vote.log")
+    assert voted.wait() == 0, voted.said
+    assert [several_sinks.held(kind) for kind in several_sinks.split(FROM_KAFKA)] == [[], [], []]
+
+    for number in (1, 2):
+        drained = call(several_sinks.drain, FROM_KAFKA, log=home / f"drain{number}.log")
+        assert drained.wait() == 0, drained.said
+
+    for kind in several_sinks.split(FROM_KAFKA):
+        assert counted(several_sinks.held(kind)) == counted(rows), kind
 
 
 def reported(source: object) -> dict[Place, int]:

@@ -127,6 +127,19 @@ def test_a_transaction_that_the_broker_ends_before_it_is_sent_is_sent_again(
     assert seen(kafka, sink.topic) == rows_of(1)
 
 
+def test_a_checkpoint_without_rows_is_sent_as_its_marker_alone(folder: Path, kafka: Broker) -> None:
+    """Otherwise nobody could tell that it is promoted, and the next one would wait for it."""
+    sink = kafka_sink(kafka)
+    empty, later = staged(sink, 1, []), staged(sink, 2)
+
+    outcomes = [sink.promote(output).outcome for output in (empty, empty, later)]
+
+    assert outcomes == [Outcome.PROMOTED, Outcome.ALREADY_PROMOTED, Outcome.PROMOTED]
+    assert seen(kafka, sink.topic) == rows_of(2)
+    assert list(sink.markers(PIPELINE)) == [(1, 1), (2, 1)]
+    assert [one for output in (empty, later) for one in sink.verify(output)] == []
+
+
 def test_two_promoters_without_the_lock_send_once(folder: Path, kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotion, "_alone", lambda *_: nullcontext())
     sink = kafka_sink(kafka)
