@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from twophase.core import connections
 from twophase.core.errors import ConfigError
 from twophase.core.secret_texts import without_secrets
+from twophase.storage.session_pool import POOL
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Session  # noqa: N812 - psycopg2's own name says nothing
@@ -23,7 +24,7 @@ IDLE_TIMEOUT = "60s"
 #: The settings of all our sessions. Names without a schema are looked up among PostgreSQL's own only, so nobody can put
 #: theirs in the way. Row security that applies raises an error: a policy would run code of its author.
 SAFE = "-c search_path=pg_catalog,pg_temp -c row_security=off"
-_CONNECT_SECONDS = 10
+CONNECT_SECONDS = 10
 #: Error codes that may pass by themselves: connections, resources (also a full disk), locks, conflicts, a server that
 #: is shutting down; a statement that a timeout or a person ended; a standby that is not the primary yet.
 _PASSING = ("08", "53", "55P03", "40", "57P", "57014", "58030", "25P03", "25P04", "25006")
@@ -85,30 +86,33 @@ def options(extra: Mapping[str, Any], settings: str = "") -> str:
 
 
 @contextmanager
-def session(conn_id: str) -> Iterator[Session]:
-    """Open a session that gives up on a lock after a while; the caller commits, anything else is rolled back.
+def session(conn_id: str, *, keep: bool = True) -> Iterator[Session]:
+    """Hand out a session that gives up on a lock after a while; the caller commits, anything else is rolled back.
 
     It is READ COMMITTED, whatever the database's default is: each statement sees a marker that another promoter has
-    committed meanwhile.
+    committed meanwhile. The next caller in this process gets the same one, reset; after any error, or without `keep`,
+    it is closed instead.
     """
-    import psycopg2
-
     settings = {
         "lock_timeout": LOCK_TIMEOUT,
         "idle_in_transaction_session_timeout": IDLE_TIMEOUT,
         "default_transaction_isolation": r"read\ committed",
     }
-    ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
-    opened = psycopg2.connect(
-        dsn(conn_id, ours),
-        connect_timeout=_CONNECT_SECONDS,
-        application_name="twophase",
-        cursor_factory=_cursor_class(),
-    )
+    reached = dsn(conn_id, " ".join(f"-c {name}={value}" for name, value in settings.items()))
+    taken = POOL.take(conn_id, reached, lambda: connect(reached, cursor_factory=_cursor_class()))
+    is_sound = False
     try:
-        yield opened
+        yield taken
+        is_sound = keep
     finally:
-        opened.close()
+        POOL.give_back(conn_id, taken, keep=is_sound)
+
+
+def connect(reached: str, **more: Any) -> Session:  # noqa: ANN401 - arguments of psycopg2's own
+    """Open a session by its URL."""
+    import psycopg2
+
+    return psycopg2.connect(reached, connect_timeout=CONNECT_SECONDS, application_name="twophase", **more)
 
 
 @cache
@@ -134,7 +138,7 @@ def _cursor_class() -> type[Any]:
 
 @contextmanager
 def transaction(conn_id: str) -> Iterator[Any]:
-    """Open a session, hand out a cursor, and commit what was done with it; an error rolls it back."""
+    """Hand out a cursor in a session, and commit what was done with it; an error rolls it back."""
     with session(conn_id) as opened, opened.cursor() as cursor:
         yield cursor
         opened.commit()

@@ -186,12 +186,16 @@ class Acceptance:
     # --- the trial ---------------------------------------------------------------------------------------------------
 
     def _try_out(self, trial: Trial) -> None:
-        """Promote in a transaction that is rolled back; a process that dies in it leaves nothing."""
+        """Promote in a transaction that is rolled back; a process that dies in it leaves nothing.
+
+        The session ends with it: it knows `twophase.trial`, which a trigger may ask for, from now on.
+        """
         from psycopg2 import errors
 
+        conn_id = self.promoter.conn_id
         for left in reversed(range(TRIES)):
             try:
-                with self._told(), database.session(self.promoter.conn_id) as session, session.cursor() as cursor:
+                with self._told(), database.session(conn_id, keep=False) as session, session.cursor() as cursor:
                     trial(cursor)
                     hit("vote.tried")
                     session.rollback()

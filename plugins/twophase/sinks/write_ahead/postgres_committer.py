@@ -12,11 +12,11 @@ from twophase.core import connections
 from twophase.core.errors import Busy, ConfigError, SinkUnavailable
 from twophase.sinks.write_ahead.committers import CheckpointCommitter
 from twophase.storage import database
+from twophase.storage.session_pool import POOL
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Session  # noqa: N812 - psycopg2's own name says nothing
 
-_CONNECT_SECONDS = 10
 _TABLE_PARTS = 2
 #: From this version on a server may end idle sessions; ours is idle while rows are sent.
 _ENDS_IDLE_SESSIONS = 140_000
@@ -42,6 +42,8 @@ class Postgres(CheckpointCommitter):
         self.conn_id = conn_id
         self.table = table
         self._session: Session | None = None
+        #: Whether no statement of the session has failed.
+        self._is_sound = False
         parts = table.split(".")
         if not all(parts) or len(parts) != _TABLE_PARTS:
             msg = f"committers.Postgres: table {table!r}: expected `schema.name`"
@@ -88,17 +90,17 @@ class Postgres(CheckpointCommitter):
         import psycopg2
 
         try:
-            session = psycopg2.connect(
-                self._dsn(),
-                connect_timeout=_CONNECT_SECONDS,
-                application_name=f"twophase write-ahead {socket.gethostname()}:{os.getpid()}"[:63],
-            )
+            dsn = self._dsn()
+            session = POOL.take(self._pooled_as, dsn, lambda: database.connect(dsn))
         except psycopg2.Error as error:
             raise self._in_words(error) from error
         session.autocommit = True
-        self._session = session
+        self._session, self._is_sound = session, True
         try:
             with self._explained() as cursor:
+                # So that another promoter can say who holds the lock.
+                name = f"twophase write-ahead {socket.gethostname()}:{os.getpid()}"[: database.NAME_BYTES]
+                cursor.execute("SELECT set_config('application_name', %s, false)", (name,))
                 # Names without a schema are looked up among PostgreSQL's own only: nobody can put theirs in the way.
                 cursor.execute("SET search_path = pg_catalog, pg_temp; SET row_security = off")
                 # Without keepalives a machine that vanished would hold the lock for hours.
@@ -110,14 +112,20 @@ class Postgres(CheckpointCommitter):
                 if session.server_version >= _ENDS_IDLE_SESSIONS:
                     cursor.execute("SET idle_session_timeout = 0")
         except BaseException:
+            self._is_sound = False
             self.close()
             raise
 
     def close(self) -> None:
-        """End the session, and with it the lock."""
+        """Give the session back, which ends the lock; end it after an error."""
         if self._session is not None:
-            self._session.close()
+            POOL.give_back(self._pooled_as, self._session, keep=self._is_sound)
             self._session = None
+
+    @property
+    def _pooled_as(self) -> str:
+        """Return the name under which the session waits; it has not the settings of a sink's session."""
+        return f"write-ahead {self.conn_id}"
 
     def is_committed(self, subtask: int, checkpoint: int, revision: int) -> bool:
         """Look for the row."""
@@ -184,6 +192,7 @@ class Postgres(CheckpointCommitter):
             with self._session.cursor() as cursor:
                 yield cursor
         except psycopg2.Error as error:
+            self._is_sound = False
             raise self._in_words(error) from error
 
     def _in_words(self, error: Exception) -> SinkUnavailable | ConfigError:
