@@ -329,3 +329,35 @@ def test_the_newest_receipt_is_found_without_reading_the_history(tmp_path: Path)
     assert Receipts(Counting(), tmp_path).newest("words") == 9_999
     assert len(listed) == 2
     assert found.keep({"pipeline": "words", "checkpoint_id": 7, "revision": 1, "commit_seq": 9_999, "epoch": 1})
+
+
+def test_an_output_is_durable_with_all_its_names_before_its_vote(sink: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and manifest by content, then every folder that names one of them, after the last name was added."""
+    last: dict[Path, set[Path]] = {}
+
+    def note(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        last[path] = set(path.iterdir()) if path.is_dir() else set()
+
+    monkeypatch.setattr(os, "fsync", note)
+    output = staged(sink)
+
+    here, side = folder(output), folder(output).parent.parent
+    data = set(here.glob("*.parquet"))
+    assert data <= last.keys()
+    assert any(path.name.startswith(".00000017.r1.a1.json.") for path in last), "the manifest, before its name"
+    assert last[here] == {*data, here / f"_manifest.r1.a1.{output.manifest['digest']}"}
+    assert side / "manifests/00000017.r1.a1.json" in last[side / "manifests"]
+    assert here in last[side / "staging"]
+
+
+def test_what_is_found_sealed_is_made_durable_again(sink: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sealed it may have died before its names were durable; whoever goes on votes for it."""
+    output = staged(sink)
+    durable: list[str] = []
+    monkeypatch.setattr(disk, "fsync_folder", lambda path: durable.append(str(path)))
+
+    found = sink.inspect(replace(output, manifest={}))
+
+    assert found == output.manifest
+    assert {str(folder(output)), str(folder(output).parent), str(folder(output, "manifests").parent)} == set(durable)

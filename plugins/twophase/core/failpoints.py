@@ -28,7 +28,7 @@ FAILPOINTS: dict[str, str] = {
     "stage.before": "in Spark: nothing written",
     "stage.written": "in Spark: data files written, not durable",
     "stage.durable": "in Spark: files fsynced, no manifest",
-    "stage.manifest": "in Spark: manifest durable, no marker",
+    "stage.manifest": "in Spark: manifest written, its name not durable, no marker",
     "stage.marked": "in Spark: marker in the staged folder, result not reported",
     "stage.state": "in Spark, with state: its runs may be written, the output is not",
     "stage.merged": "in Spark, with state: runs written and merged, result not reported",

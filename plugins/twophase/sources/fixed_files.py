@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -17,7 +16,7 @@ from twophase.core.settings import data_path
 from twophase.sources.bad_record_scan import Reading
 from twophase.sources.base import Sifted, Source
 from twophase.sources.quarantine import Quarantine, sift
-from twophase.storage.base import DISK, Storage
+from twophase.storage.base import DISK, Storage, in_threads
 from twophase.storage.spark_paths import listed_in_the_driver, literal
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ _WITH_COLONS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.f
 
 #: How many bytes of an input are read for checksums at most, the smallest files first: a fifth of a second of CPU.
 MOST_SUMMED = 2**30
-THREADS = 4
 _READ_MEANWHILE = "the same bytes were written again while they were read; run it again"
 
 
@@ -197,9 +195,8 @@ class FixedFiles(FileFormat):
         ]
         if not wanted:
             return []
-        with ThreadPoolExecutor(THREADS) as pool:
-            sums = pool.map(lambda one: checksum(one[1], one[0]), wanted)
-            return [file._replace(xxh3=found) for (file, _), found in zip(wanted, sums, strict=True) if found]
+        sums = in_threads(lambda one: checksum(one[1], one[0]), wanted)
+        return [file._replace(xxh3=found) for (file, _), found in zip(wanted, sums, strict=True) if found]
 
     def _may_sum(self, fixed: Input) -> bool:
         """Return True if checksums are of use: the files are on a disk, and not those of a log table."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import StagedFile
@@ -24,6 +24,8 @@ from twophase.storage.row_counts import count_rows
 if TYPE_CHECKING:
     from twophase.core.checkpoint import Json
 
+T = TypeVar("T")
+U = TypeVar("U")
 #: The path or URL of a folder or a file.
 Where = Path | str
 
@@ -123,8 +125,11 @@ class Storage(ABC):
         """Return a file's checksum (xxh3, 64 bits)."""
 
     @abstractmethod
-    def create(self, path: Where, content: bytes) -> None:
-        """Create a file, whole and durable; FileExistsError if one of other content is there."""
+    def create(self, path: Where, content: bytes, *, name_durable: bool = True) -> None:
+        """Create a file, whole and durable; FileExistsError if one of other content is there.
+
+        Without `name_durable` its name is durable after `sync` of its folder.
+        """
 
     @abstractmethod
     def replace(self, path: Where, content: bytes) -> None:
@@ -135,8 +140,8 @@ class Storage(ABC):
         """Remove a file or a folder, if it is there; others may still write into it."""
 
     @abstractmethod
-    def sync(self, files: Sequence[Where]) -> None:
-        """Make files that others wrote durable, with their names."""
+    def sync(self, files: Sequence[Where], folders: Sequence[Where] = ()) -> None:
+        """Make files durable, with their names, and the names in these folders, too."""
 
     @abstractmethod
     def url(self, path: Where) -> str:
@@ -157,7 +162,10 @@ class Storage(ABC):
 
     @abstractmethod
     def seal(self, target: Target, known: Mapping[str, FileFacts] | None = None) -> list[StagedFile]:
-        """Make the files in a folder durable, and describe them; remove what is not data, or not `known`."""
+        """Make the files in a folder durable, and describe them; remove what is not data, or not `known`.
+
+        The names in the folder itself, and its own, are durable after `sync` of it and of the one above.
+        """
 
     @abstractmethod
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
@@ -250,9 +258,9 @@ class Disk(Storage):
         """Read a file for its checksum."""
         return disk.digest_file(path)
 
-    def create(self, path: Where, content: bytes) -> None:
+    def create(self, path: Where, content: bytes, *, name_durable: bool = True) -> None:
         """Create a file by one link."""
-        disk.create(Path(path), content)
+        disk.create(Path(path), content, name_durable=name_durable)
 
     def replace(self, path: Where, content: bytes) -> None:
         """Replace a file by one rename."""
@@ -262,14 +270,14 @@ class Disk(Storage):
         """Move a file or a folder out of the reach of others, then remove it."""
         disk.remove(Path(path), Path(graveyard))
 
-    def sync(self, files: Sequence[Where]) -> None:
+    def sync(self, files: Sequence[Where], folders: Sequence[Where] = ()) -> None:
         """Fsync files and their folders; skip files that were cleaned up meanwhile."""
         for path in files:
             try:
                 disk.fsync_file(path)
             except FileNotFoundError:
                 continue
-        for folder in {Path(path).parent for path in files}:
+        for folder in {*(Path(path).parent for path in files), *map(Path, folders)}:
             disk.fsync_folder(folder)
 
     def url(self, path: Where) -> str:
@@ -304,10 +312,8 @@ class Disk(Storage):
             rows = count_rows(full, target.format, target.options)
             return StagedFile(path, stat.st_size, stat.st_mtime_ns, rows, checksum)
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            files = list(pool.map(describe, sorted(disk.walk(folder))))
-            list(pool.map(disk.fsync_folder, list(disk.folders(folder))))
-        disk.fsync_folder(folder.parent)
+        files = in_threads(describe, sorted(disk.walk(folder)))
+        in_threads(disk.fsync_folder, [below for below in disk.folders(folder) if below != str(folder)])
         return files
 
     def load(self, spark: Any, files: Sequence[str], schema: Sequence[Sequence[str]], folders: Sequence[str]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
@@ -333,6 +339,14 @@ class Disk(Storage):
 
 
 DISK = Disk()
+
+
+def in_threads(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """Apply a function to items, at once in some threads; a single one needs none."""
+    if len(items) <= 1:
+        return list(map(function, items))
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(function, items))
 
 
 def storage_of(who: str, path: str, conn_id: str | None) -> Storage:

@@ -66,8 +66,11 @@ def digest(content: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(content)
 
 
-def create(path: Path, content: bytes) -> None:
-    """Create a file, whole and durable, under a name that must not exist; the same content there already is fine."""
+def create(path: Path, content: bytes, *, name_durable: bool = True) -> None:
+    """Create a file, whole and durable, under a name that must not exist; the same content there already is fine.
+
+    Without `name_durable` the caller has to make its name durable.
+    """
     if not path.parent.is_dir():
         make_folders(next(folder for folder in path.parents if folder.is_dir()), path.parent)
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -83,7 +86,8 @@ def create(path: Path, content: bytes) -> None:
                 raise
     finally:
         new.unlink(missing_ok=True)
-    fsync_folder(path.parent)
+    if name_durable:
+        fsync_folder(path.parent)
 
 
 def replace(path: Path, content: bytes) -> None:

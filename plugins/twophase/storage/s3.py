@@ -223,7 +223,7 @@ class S3(Storage):
                 state.update(chunk)
         return state.hexdigest()
 
-    def create(self, path: Where, content: bytes) -> None:
+    def create(self, path: Where, content: bytes, *, name_durable: bool = True) -> None:  # noqa: ARG002 - it always is
         """Put an object, unless one of other content is there: of two writers at once the store takes one.
 
         The request is signed here. With the identity of a profile or a role there is nothing to sign with; then it is
@@ -260,7 +260,7 @@ class S3(Storage):
             elif info.type is FileType.Directory:
                 self._files.delete_dir(info.path)
 
-    def sync(self, files: Sequence[Where]) -> None:
+    def sync(self, files: Sequence[Where], folders: Sequence[Where] = ()) -> None:
         """Do nothing: an answered PUT is durable."""
 
     def url(self, path: Where) -> str:

@@ -18,7 +18,6 @@ from twophase.core import slots
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch
-from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, widens, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
@@ -280,12 +279,12 @@ class Files(Sink):
     def seal(self, output: Output, schema: tuple[Column, ...]) -> Json:
         """Make the staged files durable, write their manifest, and put the marker into the staging folder."""
         place = FilesPaths(output.key, output.handle)
-        summary = seal.seal(place, output, Written(schema, self.format, self.options, output.handle.get("folder")))
-        with seal.explained(place, output):
-            (place.staged / str(Marker(output.key.revision, output.attempt, summary["digest"]))).touch()
-            disk.fsync_folder(place.staged)
-        hit("stage.marked")
-        return summary
+
+        def mark(digest: str) -> None:
+            (place.staged / str(Marker(output.key.revision, output.attempt, digest))).touch()
+
+        written = Written(schema, self.format, self.options, output.handle.get("folder"))
+        return seal.seal(place, output, written, mark=mark)
 
     def staging_path(self, output: Output) -> str:
         """Return the staging folder: the output path for a Spark job of the user's own."""
@@ -299,6 +298,7 @@ class Files(Sink):
         seal.expect_output(place, output)
         mine = [marker for marker in markers(place.staged) if (marker.revision, marker.attempt) == number]
         if mine:  # sealed before by a task that died since
+            seal.make_durable(place, output.attempt)
             return manifest_check.load(place, output.attempt, mine[0].digest).summary(mine[0].digest)
         found = foreign_folder.describe(place.staged, self.format, self.options)
         columns = foreign_folder.schema(place.staged, found, self.format)

@@ -18,7 +18,6 @@ from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, Retryable
-from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Manifest, Schema, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
@@ -209,9 +208,7 @@ class LogTableSink(Sink):
     def seal(self, output: Output, schema: Schema, known: Mapping[str, FileFacts] | None = None) -> Json:
         """Make the staged files durable, and write their manifest."""
         place = self._place(output.key, output.handle)
-        summary = seal.seal(place, output, Written(schema, "parquet", self.options, place.name), known)
-        hit("stage.marked")
-        return summary
+        return seal.seal(place, output, Written(schema, "parquet", self.options, place.name), known)
 
     def staging_path(self, output: Output) -> str:
         """Return the staging folder: the output path for a Spark job of the user's own."""
@@ -230,6 +227,7 @@ class LogTableSink(Sink):
             content = self.storage.read(place.manifest(output.attempt))
             found = Manifest.loads(content)
             if found.folder == place.name:
+                seal.make_durable(place, output.attempt)
                 return found.summary(disk.digest(content))
         written = self._columns(place.staged)
         known = {name for name, _ in written}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from twophase.core.checkpoint import Json, Output
@@ -50,10 +51,18 @@ def prefix(output: Output) -> str:
     return f"part-r{output.key.revision}-a{output.attempt}"
 
 
-def seal(place: StagingPaths, output: Output, written: Written, known: Mapping[str, FileFacts] | None = None) -> Json:
+def seal(
+    place: StagingPaths,
+    output: Output,
+    written: Written,
+    known: Mapping[str, FileFacts] | None = None,
+    mark: Callable[[str], None] | None = None,
+) -> Json:
     """Make the files in the staging folder durable, and write the manifest; return the manifest's summary.
 
-    `known` is what the writers reported of their files, if they did.
+    `known` is what the writers reported of their files, if they did. `mark` puts a marker with the manifest's digest
+    into the folder. All names are made durable last and together: nothing of it counts before the vote, and a file
+    system that has written its log for one folder has little left to do for the others.
     """
     attempt = output.attempt
     hit("stage.written")
@@ -64,15 +73,29 @@ def seal(place: StagingPaths, output: Output, written: Written, known: Mapping[s
         hit("stage.durable")
         content = manifest.dumps()
         try:
-            place.storage.create(place.manifest(attempt), content)
+            place.storage.create(place.manifest(attempt), content, name_durable=False)
         except FileExistsError as error:
             msg = (
                 f"{output.which}: another attempt {attempt} left the manifest {place.manifest(attempt)}: the record is"
                 " older than the table; run again"
             )
             raise ManifestMismatch(msg) from error
-    hit("stage.manifest")
-    return manifest.summary(disk.digest(content))
+        hit("stage.manifest")
+        summary = manifest.summary(disk.digest(content))
+        if mark:
+            mark(summary["digest"])
+        make_durable(place, attempt)
+    hit("stage.marked")
+    return summary
+
+
+def make_durable(place: StagingPaths, attempt: int) -> None:
+    """Make durable the names of the manifest, of the staged files and of their folder.
+
+    Whoever finds an attempt sealed calls it again: who sealed it may have died before this.
+    """
+    manifest, staged = Path(place.manifest(attempt)), Path(place.staged)
+    place.storage.sync([], [manifest.parent, staged, staged.parent])
 
 
 @contextmanager
