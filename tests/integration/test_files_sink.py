@@ -331,6 +331,37 @@ def test_the_newest_receipt_is_found_without_reading_the_history(tmp_path: Path)
     assert found.keep({"pipeline": "words", "checkpoint_id": 7, "revision": 1, "commit_seq": 9_999, "epoch": 1})
 
 
+def test_of_the_receipts_of_one_decision_the_latest_epoch_counts(tmp_path: Path) -> None:
+    """A promoter of an attempt before a restage may come late, and its receipt after that of the new attempt."""
+    found = Receipts(DISK, tmp_path)
+    first = {"pipeline": "words", "checkpoint_id": 7, "revision": 1, "commit_seq": 12, "epoch": 2}
+    for epoch in (2, 4, 3, 2, 4):
+        assert found.keep({**first, "epoch": epoch}) is None
+
+    assert found.of("words", 12) == {**first, "epoch": 4}
+    assert list(found.since("words", 1)) == [{**first, "epoch": 4}]
+    assert found.newest("words") == 12
+    assert found.keep({**first, "checkpoint_id": 8, "epoch": 9}), "the number of another decision"
+
+
+def test_a_late_receipt_cannot_take_the_place_of_a_later_one(tmp_path: Path) -> None:
+    """Two promoters have both seen the first receipt before either writes its own."""
+    first = {"pipeline": "words", "checkpoint_id": 7, "revision": 1, "commit_seq": 12, "epoch": 2}
+    found = Receipts(DISK, tmp_path)
+    found.keep(first)
+
+    class Late(type(DISK)):  # type: ignore[misc]
+        """Lets the promoter of epoch 4 go ahead when that of epoch 3 has looked."""
+
+        def read(self, path: object) -> bytes:
+            content: bytes = super().read(path)
+            found.keep({**first, "epoch": 4})
+            return content
+
+    assert Receipts(Late(), tmp_path).keep({**first, "epoch": 3}) is None
+    assert found.of("words", 12) == {**first, "epoch": 4}
+
+
 def test_an_output_is_durable_with_all_its_names_before_its_vote(sink: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and manifest by content, then every folder that names one of them, after the last name was added."""
     last: dict[Path, set[Path]] = {}

@@ -288,6 +288,16 @@ def test_what_is_staged_for_one_mode_is_not_promoted_in_another() -> None:
     ]
 
 
+def test_a_schema_for_staging_stays_while_something_is_staged_there() -> None:
+    """A restage has to find what earlier attempts staged."""
+    old = declare(writes={"dwh": sinks.Postgres("words", conn_id="dwh")}).declaration()
+    new = declare(writes={"dwh": sinks.Postgres("words", conn_id="dwh", staging_schema="elsewhere")})
+
+    assert new.changes(old, pending=False) == []
+    (problem,) = new.changes(old, pending=True)
+    assert problem.startswith("write 'dwh': staging_schema was ")
+
+
 def test_another_class_under_an_old_name_is_refused() -> None:
     old = declare().declaration()
     old["writes"]["lake"]["class"] = "elsewhere:Sink"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twophase.committer.tables import participant
-from twophase.core.checkpoint import Json, Key, Output, Participant
+from twophase.core.checkpoint import RESERVED, Json, Key, Output, Participant
 
 p = participant.c
 
@@ -48,7 +48,7 @@ def _handle(participant: Participant) -> dict[str, Any]:
 
 def place(handle: Json) -> Json:
     """Return what the sink's `place` named, from the column `handle`."""
-    return {name: value for name, value in handle.items() if name not in {"earlier", "standing"}}
+    return {name: value for name, value in handle.items() if name not in RESERVED}
 
 
 def of_row(row: Mapping[Any, Any]) -> Participant:

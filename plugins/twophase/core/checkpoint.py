@@ -241,6 +241,10 @@ class Revision:
         return self.lease_left is not None and self.lease_left > 0
 
 
+#: Keys that a handle in the record has besides those that a sink's `place` named; `place` must not use them.
+RESERVED = frozenset({"earlier", "standing"})
+
+
 @dataclass(frozen=True)
 class Participant:
     """One output (or voter) of a revision: the attempt it is of, its vote, and what it voted for."""

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from twophase.core.checkpoint import Input, Json, Key, Participant, Revision
+from twophase.core.checkpoint import RESERVED, Input, Json, Key, Participant, Revision
 from twophase.core.claims import Claim
-from twophase.core.errors import Fenced, IllegalTransition, TooManyPending
+from twophase.core.errors import ConfigError, Fenced, IllegalTransition, TooManyPending
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance
 from twophase.core.lineage import Lineage
@@ -106,7 +106,11 @@ class Steps:
         def place(name: str, sink: Sink) -> Json:
             was = older.get(name)
             output = was.output(committed) if committed and was else None
-            return sink.place(key, epoch, token, slot=slot, older=output)
+            handle = sink.place(key, epoch, token, slot=slot, older=output)
+            if taken := RESERVED & handle.keys():
+                msg = f"sink {name!r}: place() returned the key {min(taken)!r}, which the record uses itself; rename it"
+                raise ConfigError(msg)
+            return handle
 
         return {name: place(name, sink) for name, sink in self.sinks.items()}
 

@@ -385,3 +385,13 @@ def test_a_server_that_goes_away_while_files_are_copied_is_a_store_that_is_unava
             tx.fix_inputs(key, {"day": Input(files=ODD)})
     finally:
         event.remove(book.record.engine, "after_cursor_execute", terminate)
+
+
+@pytest.mark.parametrize("key", ["earlier", "standing"])
+def test_a_handle_with_a_key_of_the_record_is_refused(book: Book, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """The record would read it as what a restage noted there."""
+    monkeypatch.setattr(Nowhere, "place", lambda *_, **__: {"table": "t", key: 1})
+    revision = taken(book, "a day")
+
+    with pytest.raises(ConfigError, match=f"sink 'lake': place.. returned the key '{key}'"):
+        process(book).attempt(revision)

@@ -43,7 +43,7 @@ class Postgres(Sink):
     """A table of a PostgreSQL database: append, upsert or retract by key, or replace as a whole."""
 
     identity = ("slot_column",)
-    fixed_while_pending = ("table", "mode", "key", "attach")
+    fixed_while_pending = ("table", "mode", "key", "attach", "staging_schema")
 
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,

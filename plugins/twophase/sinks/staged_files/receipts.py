@@ -1,17 +1,21 @@
 """Receipts of decisions, kept as files beside a table. Promoters write them, `twophase reconcile` reads them.
 
     <home>/receipts/<pipeline>/000000012/000000012345.json      of the decision with commit_seq 12,345
+    <home>/receipts/<pipeline>/000000012/000000012345.e4.json   of the same one after a restage, whose epoch is 4
 
 A receipt is written before the output becomes visible, so every visible output has one. It says all that the record
 knew of the decision: the input, the participants, when, by whom. A commit_seq belongs to one decision for ever. A
 record that was restored from a backup may give it to another decision; `keep` refuses that. Each folder holds a
-thousand receipts, so that finding the newest one is cheap.
+thousand receipts, so that finding the newest one is cheap. No receipt is ever written over: of those of one decision
+the one with the latest epoch counts, in whatever order their promoters came.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from twophase.core.checkpoint import Json, Key
@@ -22,6 +26,7 @@ from twophase.storage.base import Storage, Where
 SHARE = 1000
 _SUFFIX = ".json"
 _DONE = ".done"
+_RECEIPT = re.compile(r"(\d{12,})(?:\.e(\d+))?\.json")
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,7 @@ class Receipts:
         return f"{self._folder(pipeline)}/{seq // SHARE:09d}/{seq:012d}{suffix}"
 
     def keep(self, receipt: Json) -> str | None:
-        """Write a receipt, durably; return why not, if its number belongs to another decision. Repeatable.
-
-        A restage raises the epoch; of two receipts of one decision the one with the later epoch stays.
-        """
+        """Write a receipt, durably; return why not, if its number belongs to another decision. Repeatable."""
         if not receipt:  # the output was not given one
             return None
         content = json.dumps(receipt, separators=(",", ":")).encode()
@@ -53,40 +55,43 @@ class Receipts:
             if refusal := conflict(receipt, there):
                 return refusal
             if there["epoch"] < receipt["epoch"]:
-                self.storage.replace(path, content)
+                later = self._path(receipt["pipeline"], receipt["commit_seq"], f".e{receipt['epoch']}{_SUFFIX}")
+                with suppress(FileExistsError):  # another promoter of the same attempt
+                    self.storage.create(later, content)
         hit("promote.receipt")
         return None
 
     def of(self, pipeline: str, seq: int) -> Json | None:
-        """Return the receipt of a decision; None if there is none."""
-        try:
-            found: Json = json.loads(self.storage.read(self._path(pipeline, seq)))
-        except FileNotFoundError:
-            return None
-        return found
+        """Return the receipt of a decision, the one with the latest epoch; None if there is none."""
+        return next(self._latest(pipeline, seq // SHARE, seq, seq), None)
 
     def newest(self, pipeline: str) -> int | None:
         """Return the highest commit_seq that has a receipt; None if there is none."""
         for share in reversed(self._shares(pipeline)):
-            if found := self._numbers(pipeline, share):
-                return max(found)
+            names = (name for name, _ in self.storage.entries(f"{self._folder(pipeline)}/{share:09d}"))
+            # Numbers of one length sort as texts.
+            if last := max(filter(_RECEIPT.fullmatch, names), default=None):
+                return int(last.partition(".")[0])
         return None
 
     def since(self, pipeline: str, seq: int) -> Iterator[Json]:
         """Yield the receipts from one commit_seq on, in order."""
         for share in self._shares(pipeline):
             if share >= seq // SHARE:
-                for number in sorted(self._numbers(pipeline, share)):
-                    if number >= seq and (found := self.of(pipeline, number)):
-                        yield found
+                yield from self._latest(pipeline, share, seq, (share + 1) * SHARE)
+
+    def _latest(self, pipeline: str, share: int, first: int, last: int) -> Iterator[Json]:
+        """Yield the latest receipt of each decision of a folder from one number through another, in order."""
+        named: dict[int, tuple[int, str]] = {}
+        for name, path in self.storage.entries(f"{self._folder(pipeline)}/{share:09d}"):
+            if (match := _RECEIPT.fullmatch(name)) and first <= (number := int(match[1])) <= last:
+                named[number] = max(named.get(number, (0, path)), (int(match[2] or 0), path))
+        for number in sorted(named):
+            found: Json = json.loads(self.storage.read(named[number][1]))
+            yield found
 
     def _shares(self, pipeline: str) -> list[int]:
         return sorted(int(name) for name, _ in self.storage.entries(self._folder(pipeline)) if name.isdigit())
-
-    def _numbers(self, pipeline: str, share: int) -> list[int]:
-        entries = self.storage.entries(f"{self._folder(pipeline)}/{share:09d}")
-        stems = [name.removesuffix(_SUFFIX) for name, _ in entries if name.endswith(_SUFFIX)]
-        return [int(stem) for stem in stems if stem.isdigit()]
 
     # --- for a write-ahead sink, whose committer may have been restored from a backup --------------------------------
 
