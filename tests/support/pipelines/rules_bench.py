@@ -27,7 +27,8 @@ class Flaky(Files):
 
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(path, **kwargs)
-        self.down: set[int] = set()
+        #: Checkpoints, or single revisions of them.
+        self.down: set[int | tuple[int, int]] = set()
         self.silent: set[int] = set()
 
     def find(self, output: Output) -> Promotion:
@@ -36,7 +37,7 @@ class Flaky(Files):
         return super().find(output)
 
     def promote(self, output: Output) -> Promotion:
-        if output.key.checkpoint_id in self.down:
+        if {output.key.checkpoint_id, output.key[1:]} & self.down:
             return Promotion(Outcome.RETRY_LATER, "the disk is away")
         if output.key.checkpoint_id in self.silent:
             return Promotion(Outcome.UNKNOWN)
@@ -116,17 +117,23 @@ class Bench:
         """Stage every output that has no vote yet, and vote yes for it."""
         for participant in self.participants(revision.key).values():
             if participant.vote is None:
-                self.coordinator.vote(revision, participant.name, yes=True, manifest=self.write(revision, participant))
+                self.vote(revision, participant)
         return self.read(revision.key)
+
+    def vote(self, revision: Revision, participant: Participant) -> None:
+        """Stage one output, and vote yes for it."""
+        self.coordinator.vote(revision, participant.name, yes=True, manifest=self.write(revision, participant))
 
     def write(self, revision: Revision, participant: Participant) -> Json:
         """Write what Spark would: one row that says which revision and attempt it is from."""
-        sink = self.pipeline.writes[participant.name]
-        assert isinstance(sink, Files)
         name = f"r{revision.revision}a{participant.attempt}"
         rows = [{"id": revision.checkpoint_id, "word": name, "frequency": 1}]
-        stage_rows(sink, participant.handle, f"part-{name}", rows, 1)
+        sink = self.sink(participant.name)
+        stage_rows(sink, participant.handle, f"part-r{revision.revision}-a{participant.attempt}", rows, 1)
         return sink.seal(participant.output(revision), SCHEMA)
+
+    def sink(self, name: str) -> Flaky:
+        return {"lake": self.lake, "copy": self.copy}[name]
 
     def precommitted(self, revision: Revision | None = None) -> Revision:
         """Take a revision up to where everybody has voted yes."""
@@ -147,12 +154,12 @@ class Bench:
         with self.record.transaction() as tx:
             return tx.add_revision(self.name, checkpoint_id, kind, ME, 60.0)
 
-    def staged(self, key: Key, name: str) -> Path:
+    def staged(self, key: Key, name: str = "lake") -> Path:
         """Return the staging folder that the record names for a sink."""
         handle = self.participants(key)[name].handle
         return Path(f"{handle['table']}.twophase/staging/{handle['name']}")
 
-    def lose(self, key: Key, name: str) -> Path:
+    def lose(self, key: Key, name: str = "lake") -> Path:
         """Move a staged folder away; return where it is now."""
         staged = self.staged(key, name)
         return staged.rename(staged.parents[2] / f"lost-{staged.name}")

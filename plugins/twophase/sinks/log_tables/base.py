@@ -10,10 +10,12 @@ ours goes by the record (R11). `sinks/base.py` says who calls the methods, `comm
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 from twophase.core.checkpoint import Json, Key, Output
@@ -40,19 +42,37 @@ class LogTableSink(Sink):
     copies = False
     ordered = True
 
-    def __init__(self, path: str, conn_id: str | None, partition_by: Iterable[str], options: Json | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        conn_id: str | None,
+        partition_by: Iterable[str],
+        options: Json | None,
+        properties: Mapping[str, str] | None,
+    ) -> None:
         """Declare where the files are, and the connection that reaches them if they are not on a disk.
 
-        `options` go to Spark's Parquet writer.
+        `options` go to Spark's Parquet writer, `properties` to a table that the first promotion makes.
         """
         self.path = str(path)
         self.conn_id = conn_id
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
+        self.properties = {name: str(value) for name, value in (properties or {}).items()}
         self._seen: LogTable | None = None
         #: The rules that the table has for its rows, as `prepare` found them.
         self._rules: dict[str, Any] = {}
         self._check_arguments()
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal sink."""
+        return {
+            "path": self.location(),
+            "conn_id": self.conn_id,
+            "partition_by": self.partition_by,
+            "options": self.options,
+            "properties": self.properties,
+        }
 
     def _check_arguments(self) -> None:
         self.storage.check_options(self._who, self.options)
@@ -117,6 +137,12 @@ class LogTableSink(Sink):
             msg = f"{self._who}: {objection}"
             raise ConfigError(msg)
         self._rules = table_rules.placed(table.schema(), table.rules()) if table is not None else {}
+
+    def _expect(self, library: str, extra: str) -> None:
+        """Raise ConfigError unless the library of the format is installed."""
+        if find_spec(library) is None:
+            msg = f"{self._who}: it needs {library}, which {sys.executable} lacks; install twophase[{extra}] there"
+            raise ConfigError(msg)
 
     def _claim(self, table: LogTable | None) -> None:
         """Make the pipeline that declares the sink the owner of the table; ConfigError if it has another."""

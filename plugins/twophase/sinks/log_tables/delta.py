@@ -9,7 +9,6 @@ Readers of Delta go by the log. Its vacuum leaves alone what is below a folder t
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,21 +64,10 @@ class Delta(LogTableSink):
 
         A path `s3://bucket/…` is reached by the Airflow connection `conn_id`.
         """
-        self.properties = {name: str(value) for name, value in (properties or {}).items()}
-        super().__init__(path, conn_id, partition_by, options)
+        super().__init__(path, conn_id, partition_by, options, properties)
         if problem := _cannot(self.properties) or _undeclarable(self.properties):
             msg = f"{self._who}: {problem}"
             raise ConfigError(msg)
-
-    def config(self) -> dict[str, Any]:
-        """Return the arguments that build an equal sink."""
-        return {
-            "path": self.location(),
-            "conn_id": self.conn_id,
-            "partition_by": self.partition_by,
-            "options": self.options,
-            "properties": self.properties,
-        }
 
     @property
     def _who(self) -> str:
@@ -99,11 +87,7 @@ class Delta(LogTableSink):
 
     def prepare(self, slot: str | None = None) -> None:
         """Check that deltalake is installed, that the folder is a Delta table or empty, and what `base.py` checks."""
-        try:
-            import deltalake  # noqa: F401 - is it there?
-        except ModuleNotFoundError as error:
-            msg = f"{self._who}: it needs deltalake, which {sys.executable} lacks; install twophase[delta] there"
-            raise ConfigError(msg) from error
+        self._expect("deltalake", "delta")
         table = self.location()
         there = {name for name, _ in self.storage.entries(table)}
         strange = sorted(there - {HOME, "_delta_log"})

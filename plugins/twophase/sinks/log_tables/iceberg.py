@@ -10,7 +10,6 @@ stays when snapshots expire. The files lie beside the table's folder, where no c
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count
@@ -83,8 +82,7 @@ class Iceberg(LogTableSink):
         """
         self.table = table
         self.catalog = iceberg_catalogs.declared(self._who, table, catalog)
-        self.properties = {name: str(value) for name, value in (properties or {}).items()}
-        super().__init__(path, conn_id, partition_by, options)
+        super().__init__(path, conn_id, partition_by, options, properties)
         self._check_names()
 
     def _check_names(self) -> None:
@@ -100,15 +98,7 @@ class Iceberg(LogTableSink):
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal sink."""
-        return {
-            "table": self.table,
-            "path": self.location(),
-            "catalog": self.catalog,
-            "conn_id": self.conn_id,
-            "partition_by": self.partition_by,
-            "options": self.options,
-            "properties": self.properties,
-        }
+        return {"table": self.table, "catalog": self.catalog, **super().config()}
 
     @property
     def _who(self) -> str:
@@ -138,11 +128,7 @@ class Iceberg(LogTableSink):
 
     def prepare(self, slot: str | None = None) -> None:
         """Check that pyiceberg is installed, that the catalog answers, and what `base.py` checks."""
-        try:
-            import pyiceberg  # noqa: F401 - is it there?
-        except ModuleNotFoundError as error:
-            msg = f"{self._who}: it needs pyiceberg, which {sys.executable} lacks; install twophase[iceberg] there"
-            raise ConfigError(msg) from error
+        self._expect("pyiceberg", "iceberg")
         super().prepare(slot)
 
     @cached_property
