@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from support.model.memory import TOMBSTONE, Folder, MemoryPromoter, MemorySink
-from support.model.memory import Marker as MemoryMarker
+from support.model.memory_ports import TOMBSTONE, Folder, MemoryPromoter, MemorySink
+from support.model.memory_ports import Marker as MemoryMarker
 from support.pipelines.factories import SCHEMA, stage_rows
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.ports import Promotion

@@ -1,7 +1,7 @@
 """The shipped coordinator and recovery keep every promise under schedules that nobody would think of.
 
-See `support.model.schedules` for what is checked after each step, and `support.model.memory` for what stands in for
-PostgreSQL, folders and a log.
+See `support.model.schedules` for what is checked after each step, `memory_record` and `memory_ports` beside it for what
+stands in for PostgreSQL, folders and a log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.model.memory import MemoryRecord, MemorySink
+from support.model.memory_ports import MemorySink
+from support.model.memory_record import MemoryRecord
 from support.model.schedules import (
     LABELS,
     LEASE,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from support.model.memory import Folder, Left, Marker, MemorySink, Row, Superseded
+from support.model.memory_ports import Folder, Left, Marker, MemorySink, Superseded
+from support.model.memory_record import Row
 from twophase.core.checkpoint import Key, Output
 from twophase.core.hindrances import Hindrance
 from twophase.core.ports import Outcome, Promotion

@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from support.model import memory
-from support.model.memory import MemoryPromoter, MemorySink, MemoryTransaction
+from support.model import memory_ports, memory_record
+from support.model.memory_ports import MemoryPromoter, MemorySink
+from support.model.memory_record import MemoryTransaction
 from support.model.promises import Violation
 from support.model.schedules import LEASE, RETENTION, TO_THE_END, Action, Limits, random_schedule, replay
 from twophase.core import begin, dead_output, promotion, recovery, restage, states, steps
@@ -120,11 +121,11 @@ def sweeper(*words: tuple[str, str]) -> Edit:
 
 
 def sink(function: str, *words: tuple[str, str]) -> Edit:
-    return Edit(memory, MemorySink, function, words)
+    return Edit(memory_ports, MemorySink, function, words)
 
 
 def promoter(function: str, *words: tuple[str, str]) -> Edit:
-    return Edit(memory, MemoryPromoter, function, words)
+    return Edit(memory_ports, MemoryPromoter, function, words)
 
 
 #: What comes before the vote of a restage.
@@ -340,7 +341,7 @@ MUTATIONS = (
             core("decide_commit", ("tx.lock(self.pipeline, revision.key)", "pass")),
             core("vote_and_commit", ("tx.lock(self.pipeline, attempt.key)", "tx.reach(self.pipeline)")),
             Edit(
-                memory,
+                memory_record,
                 MemoryTransaction,
                 "take_commit_seq",
                 (

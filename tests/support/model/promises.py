@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from support.model.memory import Folder, Marker, MemorySink, MemorySource, Row
+from support.model.memory_ports import Folder, Marker, MemorySink, MemorySource
+from support.model.memory_record import Row
 from twophase.core.checkpoint import Key, Revision
 from twophase.core.states import DECIDED, LIVE, UNDECIDED, State
 

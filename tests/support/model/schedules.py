@@ -15,8 +15,9 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from support.model.memory import MemoryRecord, MemorySink, MemorySource
 from support.model.memory_log import MemoryLog
+from support.model.memory_ports import MemorySink, MemorySource
+from support.model.memory_record import MemoryRecord
 from support.model.promises import PIPELINE, Seen, Violation, check_promises, visible_rows
 from twophase.core import begin, coordinator, dead_output, finish, restage, steps, votes
 from twophase.core.checkpoint import Key, Output, Participant, Revision, Run
