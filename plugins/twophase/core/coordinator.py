@@ -143,7 +143,7 @@ class Coordinator(Votes):
         """Finish decided revisions and aborts that are under way; return the outlook to begin from."""
         hit("recover.before")
         held = record_behind.ask(self)
-        outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))
+        outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot), reads=True)
         record_behind.check(self, held, outlook.reach)
         if self._recover(outlook.unfinished, decided_only=True):
             outlook = self.transact(lambda tx: tx.outlook(self.pipeline, slot))

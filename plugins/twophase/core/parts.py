@@ -83,11 +83,11 @@ class Parts:
                 return f"sink {name!r}: {why}"
         return None
 
-    def transact(self, step: Callable[[Transaction], T]) -> T:
+    def transact(self, step: Callable[[Transaction], T], *, reads: bool = False) -> T:
         """Run a step in one transaction; when the database goes away, wait and run it again: steps may be repeated."""
         for pause in (*self.patience, None):
             try:
-                with self.record.transaction() as tx:
+                with self.record.transaction(reads=reads) as tx:
                     return step(tx)
             except StoreUnavailable:
                 if pause is None:

@@ -636,6 +636,9 @@ class Transaction(Protocol):
 class Record(Protocol):
     """The record as the coordinator uses it: a source of transactions."""
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
-        """Open one transaction; raise StoreUnavailable if the database went away, also if only its reply was lost."""
+    def transaction(self, *, reads: bool = False) -> AbstractContextManager[Transaction]:
+        """Open one transaction; raise StoreUnavailable if the database went away, also if only its reply was lost.
+
+        With `reads` nothing is changed, and each read sees what is committed by then, as it does anyway.
+        """
         ...

@@ -103,11 +103,11 @@ class Away:
         self.asked = 0
         self.back = False
 
-    def transaction(self) -> AbstractContextManager[Transaction]:
+    def transaction(self, *, reads: bool = False) -> AbstractContextManager[Transaction]:
         self.asked += 1
         if not self.back:
             raise StoreUnavailable
-        return self.record.transaction()
+        return self.record.transaction(reads=reads)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------

@@ -55,6 +55,22 @@ def test_a_checkpoint_takes_few_transactions_and_statements(home: Path, dsn: str
         assert said.count("EXECUTE") <= STATEMENTS
 
 
+def test_a_look_leaves_no_transaction_and_the_session_as_it_was(record: PostgresRecord, pipeline: str) -> None:
+    """It sees what is committed, opens no transaction at the server, and the next user of the session gets one."""
+    later = text("SELECT transaction_timestamp() < statement_timestamp()")
+    key = bring(record, make(record, pipeline), State.OPEN)
+
+    with record.transaction(reads=True) as look:
+        newest = look.outlook(pipeline, None).newest
+        assert newest is not None
+        assert newest.key == key
+        assert look.connection.execute(later).scalar_one() is False
+
+    with record.transaction() as tx:
+        tx.connection.execute(later)
+        assert tx.connection.execute(later).scalar_one() is True
+
+
 def test_a_session_that_was_lost_plans_its_statements_again(record: PostgresRecord, dsn: str) -> None:
     """What a session has planned ends with it: the next one does not believe that it knows the names."""
     twice = Statement("SELECT 2 * CAST(:number AS bigint)")

@@ -81,7 +81,7 @@ class MemoryRecord:
         return self.rows.setdefault(name, {})
 
     @contextmanager
-    def transaction(self) -> Iterator[MemoryTransaction]:
+    def transaction(self, *, reads: bool = False) -> Iterator[MemoryTransaction]:
         self.pause("tx.begin")
         self._fault("refuse")
         tx = MemoryTransaction(self)
