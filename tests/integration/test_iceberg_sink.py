@@ -19,8 +19,9 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
 from support.pipelines.factories import SCHEMA, counted, write_attempt
 from support.sinks.iceberg_deletes import delete_positions, delete_values
+from support.sinks.log_table_format import DAYS
 from support.sinks.log_table_outputs import Staged, rows, stage
-from support.sinks.log_table_promises import DAYS, Promises
+from support.sinks.log_table_promises import Promises
 from support.sinks.log_tables import CATALOG, IcebergFormat, table
 from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch

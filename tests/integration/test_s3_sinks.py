@@ -16,8 +16,9 @@ import pytest
 
 from support.pipelines.factories import SCHEMA, Row, counted
 from support.servers.s3 import CONN_ID, SECRET, S3Server, local, losing_reply
+from support.sinks.log_table_format import Format
 from support.sinks.log_table_outputs import PIPELINE, rows, stage
-from support.sinks.log_table_promises import Format, Promises
+from support.sinks.log_table_promises import Promises
 from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable

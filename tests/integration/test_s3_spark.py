@@ -15,7 +15,7 @@ import pytest
 from support.crashes.replacement_promises import let_retention_be_over
 from support.pipelines.factories import Row, counted, land_words
 from support.servers.s3 import CONN_ID, SECRET, S3Server, local
-from support.sinks.log_table_promises import Format
+from support.sinks.log_table_format import Format
 from support.sinks.log_tables import CATALOG, DeltaFormat, IcebergFormat
 from twophase import Pipeline, audits, committed_files, read_committed, run, sinks, sources
 from twophase.committer.record import PostgresRecord
