@@ -160,7 +160,7 @@ def exit_code(done: subprocess.CompletedProcess[str]) -> int:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ["docs/quickstart.md", "docs/how-to/state.md"])
+@pytest.mark.parametrize("page", ["docs/quickstart.md", "docs/how-to/restarts.md", "docs/how-to/state.md"])
 def test_a_page_that_is_run_does_what_it_shows(folder: Path, page: str) -> None:
     for block in blocks(page):
         kind, _, name = block.mark.partition(": ")

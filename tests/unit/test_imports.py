@@ -34,7 +34,17 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"audits", "comparison"}),
     frozenset({"__init__", "attempt", "audit_votes", "backfill", "committed_reads", "examples"})
     | frozenset({"run_folders", "state_reads", "state_sweep", "sweep", "verification", "wiring"})
-    | {"ownership", "pipeline", "reconciliation", "revision_diff", "runner", "testing", "positions", "unbegun"},
+    | {
+        "ownership",
+        "pipeline",
+        "reconciliation",
+        "revision_diff",
+        "restart",
+        "runner",
+        "testing",
+        "positions",
+        "unbegun",
+    },
     frozenset({"airflow", "cli", "web"}),
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

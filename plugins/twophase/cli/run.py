@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twophase.cli.output import Json, by_sink, complain, console, listing, print_json
-from twophase.core.errors import AttemptFailed
+from twophase.core.errors import AttemptFailed, Retryable, in_one_line
 from twophase.core.settings import spark_jobs
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from twophase.core.checkpoint import Revision
+    from twophase.restart import Restart
 
 log = logging.getLogger("twophase")
 
@@ -75,6 +80,12 @@ def run(  # noqa: PLR0913 - what a person may ask for
         bool, typer.Option("--reprocess", help="A new revision if the slot is committed already.")
     ] = False,
     drain: Annotated[bool, typer.Option("--drain", help="Go on until there is no new input.")] = False,
+    restart: Annotated[
+        str,
+        typer.Option(
+            metavar="STRATEGY", help="After a failure: fixed:3,10s, exponential:1s,60s, rate:3/5m,10s or none."
+        ),
+    ] = "none",
     master: Annotated[
         str | None, typer.Option(help="Where Spark runs, as for spark-submit.", show_default="local[*]")
     ] = None,
@@ -91,14 +102,17 @@ def run(  # noqa: PLR0913 - what a person may ask for
     """Take one checkpoint through, exactly once; what a crash left is finished first."""
     from twophase.cli.pipeline_files import load
     from twophase.committer import queries
+    from twophase.restart import parse
     from twophase.runner import Runner, stager_for
 
+    strategy = parse(restart)
     pipeline = load(target)
     settings = {key: value for key, _, value in (pair.partition("=") for pair in conf or ())}
     done: list[dict[str, Any]] = []
     try:
         with _story(), Runner(pipeline, stager_for(pipeline, master=master, conf=settings)) as runner:
-            while (revision := runner.run(slot, reprocess=reprocess)) is not None:
+            tries = Tries(strategy)
+            while (revision := tries.until_done(lambda: runner.run(slot, reprocess=reprocess))) is not None:
                 with runner.record.engine.connect() as connection:
                     done.append(queries.row_of(connection, revision.key))
                 if not drain or slot is not None:
@@ -113,6 +127,33 @@ def run(  # noqa: PLR0913 - what a person may ask for
             listing([{**row, "by_sink": by_sink(row)} for row in done], RESULT)
     if revision is None:
         complain(f"{pipeline.name}: no new input")
+
+
+class Tries:
+    """Runs checkpoints, and again after failures as a strategy says; one for the life of a `twophase run`."""
+
+    def __init__(self, strategy: Restart, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count failures from now on."""
+        self.strategy = strategy
+        self.clock = clock
+        self.failures: list[float] = []
+        self.committed: float | None = None
+
+    def until_done(self, run: Callable[[], Revision | None]) -> Revision | None:
+        """Return what a run returns; raise its failure once the strategy gives up. The range stays the checkpoint's."""
+        while True:
+            try:
+                done = run()
+            except (AttemptFailed, Retryable) as failed:
+                self.failures.append(self.clock())
+                pause = self.strategy.pause(self.failures, self.committed)
+                if pause is None:
+                    raise
+                log.warning("failure %s: %s; starting again in %g s", len(self.failures), in_one_line(failed), pause)
+                threading.Event().wait(pause)
+            else:
+                self.committed = self.clock()
+                return done
 
 
 # --- the story -------------------------------------------------------------------------------------------------------
