@@ -32,6 +32,7 @@ from benchmarks import (
     promotion,
     report,
     scheduling,
+    state,
     verifying,
 )
 from benchmarks.harness import Measure
@@ -63,6 +64,7 @@ MEASURES: dict[str, Measure[Any]] = {
         importing.MEASURE,
         scheduling.CHECKPOINT,
         scheduling.RECOVERY,
+        state.MEASURE,
     )
 }
 RESULTS = Path(__file__).parent / "results"
