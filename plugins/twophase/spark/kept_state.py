@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import AccumulatorParam
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from twophase.core.errors import AttemptFailed, BadValue, ConfigError, SchemaChanged
 from twophase.core.manifest import Schema, schema_changes, widens
@@ -110,8 +109,8 @@ class KeptState:
             )
             raise ConfigError(msg)
         self._check_keys(frame, "lookup")
-        beside = [StructField(names[field.name], field.dataType) for field in self._types if field.name in names]
-        schema = StructType([*frame.schema.fields, *beside])
+        beside = _types(self._spark, [(names[name], kind) for name, kind in self._declaration.values])
+        schema = StructType([*frame.schema.fields, *beside.fields])
         found = self._hashed(frame).mapInArrow(state_tasks.LookUp(self._place, names), schema)
         self._shared.append(found)
         return found
@@ -119,8 +118,9 @@ class KeptState:
     def of(self, frame: DataFrame) -> DataFrame:
         """Return the state's rows for the keys of a frame, each once."""
         self._check_keys(frame, "of")
-        keys = frame.select(*(_column(name).cast(kind).alias(name) for name, kind in self._declaration.keys)).distinct()
-        found = self._hashed(keys).mapInArrow(state_tasks.Present(self._place), self._types)
+        declared = ((quoted(name), kind) for name, kind in self._declaration.keys)
+        keys = frame.selectExpr(*(f"cast({name} as {kind}) AS {name}" for name, kind in declared)).distinct()
+        found = self._hashed(keys).mapInArrow(state_tasks.Present(self._place), ddl(self._declaration.columns))
         self._shared.append(found)
         return found
 
@@ -131,20 +131,16 @@ class KeptState:
     def changelog(self, new_state: DataFrame) -> DataFrame:
         """Return the changes from the state to the new one as rows with `_change`; nothing is joined."""
         self._check_new(new_state)
-        found = self._hashed(new_state).mapInArrow(state_tasks.Changelog(self._place), self._change_types)
+        found = self._hashed(new_state).mapInArrow(state_tasks.Changelog(self._place), self._change_columns)
         self._changelogs.append((found, new_state))
         return found
 
-    @cached_property
-    def _types(self) -> StructType:
-        return self._spark.createDataFrame([], ddl(self._declaration.columns)).schema
-
-    @cached_property
-    def _change_types(self) -> StructType:
-        return self._spark.createDataFrame([], ddl([*self._declaration.columns, (CHANGE, "string")])).schema
+    @property
+    def _change_columns(self) -> str:
+        return ddl([*self._declaration.columns, (CHANGE, "string")])
 
     def _hashed(self, frame: DataFrame) -> DataFrame:
-        return frame.select("*", hashes.in_spark(self._declaration.keys).alias(HASH))
+        return frame.selectExpr("*", f"{hashes.in_spark(self._declaration.keys)} AS {HASH}")
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +194,7 @@ class KeptState:
         with self._explained(), ExitStack() as held:
             if emit != NOTHING and writes == 1 and context is not None:
                 reports = context.accumulator([], _Reports())
-                schema = new_state.schema if emit == ROWS else self._change_types
+                schema = new_state.schema if emit == ROWS else self._change_columns
                 frame = self._hashed(new_state).mapInArrow(self._writer(emit, reports.add), schema)
                 yield StagedState(frame, lambda rows: self._next(reports.value, rows))
             else:
@@ -248,7 +244,7 @@ class KeptState:
 
 def whole_state(spark: SparkSession, home: Path, manifest: StateManifest, as_of: datetime | None = None) -> DataFrame:
     """Return all rows of a state as of a manifest; each task scans a range of hashes."""
-    types = spark.createDataFrame([], ddl(manifest.schema)).schema
+    types = ddl(manifest.schema)
     parts = ranges(manifest.runs, rows=_SCANNED_ROWS)
     if not parts:
         return spark.createDataFrame([], types)
@@ -256,10 +252,11 @@ def whole_state(spark: SparkSession, home: Path, manifest: StateManifest, as_of:
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(state_tasks.Whole(place, parts), types)
 
 
-def _column(name: str) -> Any:  # noqa: ANN401 - a Column, of no type
-    from pyspark.sql import functions
-
-    return functions.col(quoted(name))
+def _types(spark: SparkSession, columns: Sequence[Sequence[str]]) -> StructType:
+    """Return columns as Spark's types; Spark 3.5 parses them only for a frame."""
+    parse = getattr(StructType, "fromDDL", None)
+    found: StructType = parse(ddl(columns)) if parse else spark.createDataFrame([], ddl(columns)).schema
+    return found
 
 
 def _kept(frame: DataFrame) -> DataFrame:

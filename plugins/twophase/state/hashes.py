@@ -41,17 +41,13 @@ _P1, _P2, _P3, _P4, _P5 = (
 _LONG_DIGITS = 18
 
 
-def in_spark(keys: Schema) -> Any:  # noqa: ANN401 - a Column, of no type
-    """Return the hash of the key columns of a DataFrame, as a column; each is cast to its declared type first."""
-    from pyspark.sql import functions
-
-    columns = [functions.col(quoted(name)) for name, _ in keys]
-    nulls = functions.lit(0)
-    for at, column in enumerate(columns):
-        nulls = nulls.bitwiseOR(functions.when(column.isNull(), functions.lit(1 << at)).otherwise(functions.lit(0)))
-    cast = [column.cast(kind) for column, (_, kind) in zip(columns, keys, strict=True)]
-    found = functions.xxhash64(*cast, nulls)
-    return found if WEAK is None else found.bitwiseAND(functions.lit(WEAK).cast("bigint"))
+def in_spark(keys: Schema) -> str:
+    """Return the hash of the key columns of a DataFrame, in Spark's SQL; each is cast to its declared type first."""
+    names = [quoted(name) for name, _ in keys]
+    nulls = " | ".join(f"if({name} is null, {1 << at}, 0)" for at, name in enumerate(names))
+    cast = ", ".join(f"cast({name} as {kind})" for name, (_, kind) in zip(names, keys, strict=True))
+    found = f"xxhash64({cast}, {nulls})"
+    return found if WEAK is None else f"({found} & {WEAK}L)"
 
 
 def of(keys: Sequence[pa.Array]) -> Hashes:

@@ -41,7 +41,7 @@ def both(spark: SparkSession, schema: str, rows: list[tuple[Any, ...]]) -> tuple
     """Return the hashes of rows of key columns, by Spark and by Python."""
     columns = State([f"k{at}" for at, _ in enumerate(rows[0])], f"{schema}, v int").keys
     frame = spark.createDataFrame(rows, schema).coalesce(1)
-    in_spark = [row.h for row in frame.select(hashes.in_spark(columns).alias("h")).collect()]
+    in_spark = [row.h for row in frame.selectExpr(f"{hashes.in_spark(columns)} AS h").collect()]
     arrays = [pa.array([row[at] for row in rows], arrow(kind)) for at, (_, kind) in enumerate(columns)]
     return in_spark, hashes.of(arrays).tolist()
 
@@ -66,7 +66,7 @@ def test_keys_of_several_columns_have_the_hash_of_spark(spark: SparkSession) -> 
 def test_a_key_is_hashed_by_its_declared_type(spark: SparkSession) -> None:
     """An int frame finds the keys of a bigint state."""
     columns = State(["k"], "k bigint, v int").keys
-    found = spark.createDataFrame([(7,), (None,)], "k int").coalesce(1).select(hashes.in_spark(columns).alias("h"))
+    found = spark.createDataFrame([(7,), (None,)], "k int").coalesce(1).selectExpr(f"{hashes.in_spark(columns)} AS h")
 
     assert [row.h for row in found.collect()] == hashes.of([pa.array([7, None], pa.int64())]).tolist()
 
