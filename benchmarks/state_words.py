@@ -73,7 +73,7 @@ class LibraryRun:
     runs: list[int] = field(default_factory=list)
     own_bytes: int = 0
     all_bytes: int = 0
-    #: Rows and CPU seconds of each merge, and whether it was into the base.
+    #: Rows that were merged and CPU seconds of each merge, and whether it was into the base.
     merges: list[tuple[int, float, bool]] = field(default_factory=list)
 
 
@@ -92,7 +92,8 @@ def library_run(home: Path, state: StateManifest, batches: int, touched: int) ->
         merged = [run for run in after.runs if run.checkpoint_id == number and run.level > 0]
         if merged:
             took = time.process_time() - start
-            found.merges.append((sum(run.rows for run in merged), took, merged[0].level == BASE))
+            before = sum(run.rows for run in (*after.own, *state.runs) if run not in after.runs)
+            found.merges.append((before, took, merged[0].level == BASE))
         found.runs.append(len(after.runs))
         found.own_bytes += sum(run.bytes for run in after.own)
         found.all_bytes += after.bytes

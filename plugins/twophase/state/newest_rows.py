@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -59,7 +60,7 @@ def newest(runs: Sequence[MappedRun], schema: Schema, key: Sequence[str], low: i
     if len(parts) <= 1:
         return pa.table({name: column[0] for name, column in columns.items()})
     together = {name: pa.concat_arrays(column) for name, column in columns.items()}
-    found = ordered([run.hashes[rows] for run, rows in parts], [together[name] for name in key])
+    found = ordered(together[HASH].to_numpy(), [together[name] for name in key])
     kept = pa.array(found.positions[~found.repeated])
     return pa.table({name: column.take(kept) for name, column in together.items()})
 
@@ -86,7 +87,8 @@ def repeats(runs: Sequence[MappedRun], schema: Schema, key: Sequence[str], *, ro
             name: pa.concat_arrays([run.column(name, arrow(kind))[rows_] for run, rows_ in parts])
             for name, kind in keys
         }
-        found = ordered([run.hashes[rows_] for run, rows_ in parts], [columns[name] for name in key])
+        hashed = np.concatenate([run.hashes[rows_] for run, rows_ in parts])
+        found = ordered(hashed, [columns[name] for name in key])
         if found.repeated.any():
             yield pa.table(columns).take(pa.array(found.positions[found.repeated]))
 

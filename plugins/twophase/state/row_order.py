@@ -1,12 +1,11 @@
 """Puts rows in the order of a sorted run, by hash and then by key, and finds rows of one key. For runs and merges.
 
-Sorted arrays of hashes are merged, not sorted: the shorter is inserted into the longer one by binary search.
+A stable sort of several sorted parts, one after another, merges them: it finds the parts by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +27,10 @@ class Ordered(NamedTuple):
     repeated: Flags
 
 
-def ordered(hashes: Sequence[Hashes], keys: Sequence[pa.Array]) -> Ordered:
-    """Order rows that come in several sorted parts, newest part first; `keys` are the key columns of all of them."""
-    together, positions = merged(hashes)
+def ordered(hashes: Hashes, keys: Sequence[pa.Array]) -> Ordered:
+    """Order rows; of those of one key the one that comes first counts, so newer rows are given before older ones."""
+    positions = np.argsort(hashes, kind="stable")
+    together = hashes[positions]
     repeated = np.zeros(len(together), dtype=np.bool_)
     alike = together[1:] == together[:-1]
     if not alike.any():
@@ -51,41 +51,6 @@ def ordered(hashes: Sequence[Hashes], keys: Sequence[pa.Array]) -> Ordered:
         same = _like_the_one_before(of_group, [key.take(by_key) for key in taken])
     repeated[grouped] = same
     return Ordered(positions, repeated)
-
-
-def sort(hashes: Hashes, keys: Sequence[pa.Array]) -> Ordered:
-    """Order rows that come in any order."""
-    first = np.argsort(hashes, kind="stable")
-    found = ordered([hashes[first]], [key.take(pa.array(first)) for key in keys])
-    return Ordered(first[found.positions], found.repeated)
-
-
-def merged(parts: Sequence[Hashes]) -> tuple[Hashes, Positions]:
-    """Merge sorted arrays; return all hashes in order and where each was in the arrays put one after another.
-
-    Of equal hashes, those of an earlier array come first.
-    """
-    starts = np.cumsum([0, *(len(part) for part in parts)])
-    pending = [(part, np.arange(start, start + len(part))) for part, start in zip(parts, starts, strict=False)]
-    if not pending:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    while len(pending) > 1:
-        sizes = [len(one[0]) + len(other[0]) for one, other in pairwise(pending)]
-        at = int(np.argmin(sizes))
-        pending[at : at + 2] = [_merged_pair(pending[at], pending[at + 1])]
-    return pending[0]
-
-
-def _merged_pair(newer: tuple[Hashes, Positions], older: tuple[Hashes, Positions]) -> tuple[Hashes, Positions]:
-    short, long, side = (newer, older, "left") if len(newer[0]) <= len(older[0]) else (older, newer, "right")
-    places = np.searchsorted(long[0], short[0], side=side) + np.arange(len(short[0]))  # type: ignore[call-overload]
-    others = np.ones(len(short[0]) + len(long[0]), dtype=np.bool_)
-    others[places] = False
-    hashes, positions = (np.empty(len(others), dtype=np.int64) for _ in range(2))
-    for made, at in ((hashes, 0), (positions, 1)):
-        made[places] = short[at]
-        made[others] = long[at]
-    return hashes, positions
 
 
 def equal(one: pa.Array, other: pa.Array) -> Flags:

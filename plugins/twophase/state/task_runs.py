@@ -20,7 +20,7 @@ from twophase.state import run_files
 from twophase.state.differences import Compared, difference
 from twophase.state.manifest import SortedRun
 from twophase.state.reader import StateReader
-from twophase.state.row_order import Flags, sort
+from twophase.state.row_order import Flags, ordered
 from twophase.state.run_files import DELETED, EXPIRES, HASH
 
 #: A task with more rows writes several runs, so that its memory is bounded.
@@ -97,7 +97,7 @@ class TaskRuns:
             written |= ~deleted
         columns = {name: pa.concat_arrays([one.after[name] for one in pending]) for name in pending[0].after}
         key = self._reader.manifest.key
-        order = sort(hashed, [columns[name] for name in key])
+        order = ordered(hashed, [columns[name] for name in key])
         if order.repeated.any():
             raise two_rows({name: columns[name].take(pa.array(order.positions[order.repeated][:1])) for name in key})
         in_order = written[order.positions]
