@@ -323,9 +323,9 @@ def test_old_states_are_swept_by_their_manifests(record: PostgresRecord, name: s
 
     gone = [one for one in sweep(record, pipeline) if one.sink == "state"]
 
-    assert len(gone) == 4
+    assert len(gone) == 3  # of the four oldest; the fourth wrote a file that the fifth lists
     assert state_of(record, pipeline) == counted(rows)
-    assert len(list((pipeline.states["state"].home / "runs").iterdir())) == 10
+    assert len(list((pipeline.states["state"].home / "runs").iterdir())) == 11
     assert not [found for found in verify(record, pipeline) if found]
     with pytest.raises(ConfigError, match="a replay can start from 6 at the earliest"):
         replay(record, pipeline, 5, 14, Counted(2))

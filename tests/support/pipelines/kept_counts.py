@@ -1,6 +1,7 @@
 """A pipeline that keeps counts per word as its state, and a stager that counts without Spark.
 
-The state of a checkpoint is one file with all counts, so a test can read it without any of the shipped readers.
+A checkpoint adds a file with the counts that it changed, or one with all of them in place of the files before it. They
+are JSON, so a test can read a state without any of the shipped readers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from twophase.sinks.base import Sink
 from twophase.spark.plan import Plan
 from twophase.state.manifest import SortedRun, StateManifest
 from twophase.storage import disk
+
+#: With so many files the next checkpoint writes one in place of them.
+MANY = 3
 
 KEPT = State(key=["word"], schema="word string, frequency bigint")
 
@@ -56,17 +60,14 @@ class Counted(PreStaged):
         rows, _ = self.read(plan)
         for name, planned in plan.states.items():
             if planned.handle is not None:
-                counts = self._before(planned.base, planned.handle["home"])
+                before = StateManifest.of_json(planned.base) if planned.base else StateManifest.empty(KEPT)
+                counts = Counter(_counts(Path(planned.home), [vars(run) for run in before.runs]))
                 self.read_counts.append(dict(counts))
-                counts.update(Counter({row["word"]: 0 for row in rows}))
                 for row in rows:
                     counts[row["word"]] += self.weight * row["frequency"]
-                staged[name] = _write(planned.handle, counts, plan)
+                changed = {row["word"]: counts[row["word"]] for row in rows}
+                staged[name] = _write(planned.handle, before, changed, counts, plan)
         return staged
-
-    @staticmethod
-    def _before(base: Json, home: str) -> Counter[str]:
-        return Counter(_counts(Path(home), base["runs"]) if base else {})
 
 
 def _counts(home: Path, runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -76,17 +77,20 @@ def _counts(home: Path, runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return counts
 
 
-def _write(handle: Json, counts: Mapping[str, int], plan: Plan) -> Json:
-    """Write a state of one file, durably, and return its manifest."""
-    content = json.dumps(dict(sorted(counts.items()))).encode()
+def _write(
+    handle: Json, before: StateManifest, changed: Mapping[str, int], counts: Mapping[str, int], plan: Plan
+) -> Json:
+    """Write what changed, or everything if there are many files, durably; return the manifest."""
+    merges = len(before.runs) >= MANY
+    content = json.dumps(dict(sorted((counts if merges else changed).items()))).encode()
     path = f"{handle['name']}.0.1.arrow"
     file = Path(handle["home"]) / "runs" / path
     file.write_bytes(content)
     disk.fsync_folder(file.parent)
     hit("stage.durable")
     run = SortedRun(path, 0, len(counts), len(content), 0, 0, disk.digest(content), plan.checkpoint_id)
-    empty = StateManifest.empty(KEPT)
-    return replace(empty, runs=(run,), own=(run,), keys=len(counts), changed=len(counts)).to_json()
+    runs = (run,) if merges else (run, *before.runs)
+    return replace(before, runs=runs, own=(run,), keys=len(counts), changed=len(changed)).to_json()
 
 
 def state_of(record: PostgresRecord, pipeline: Pipeline, checkpoint_id: int = 1 << 40) -> dict[str, int]:
