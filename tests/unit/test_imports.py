@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"constraints", "core"}),
     frozenset({"storage"}),
     frozenset({"formats"}),
-    frozenset({"row_queries"}),
+    frozenset({"changelog", "row_queries"}),
     frozenset({"committers", "sinks", "sources", "state"}),
     frozenset({"spark", "committer"}),
     frozenset({"local"}),
@@ -61,7 +61,7 @@ AT_HOME: dict[str, frozenset[str]] = {
 }
 
 #: What runs in the driver and the executors.
-SHIPPED = ("core", "storage", "formats", "row_queries", "sinks", "sources", "state", "spark")
+SHIPPED = ("core", "storage", "formats", "changelog", "row_queries", "sinks", "sources", "state", "spark")
 
 #: What these parts must not import even inside a function.
 NEVER: dict[str, frozenset[str]] = {
