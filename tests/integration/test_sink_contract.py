@@ -201,6 +201,13 @@ class TestDelta(InDelta):
 
 
 @pytest.mark.slow
+class TestDeltaUpsert(InDelta):
+    @pytest.fixture
+    def sink(self, home: Path) -> Sink:
+        return sinks.Delta("delta/words", mode="upsert", key=["id"])
+
+
+@pytest.mark.slow
 class TestDeltaOnS3(InDelta):
     @pytest.fixture
     def sink(self, home: Path, s3: S3Server) -> Sink:

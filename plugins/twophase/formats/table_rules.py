@@ -77,10 +77,11 @@ def unmet(handle: Json, rules: Iterable[Rule]) -> str | None:
     return next((rule.name for rule in rules if rule not in met), None)
 
 
-def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
+def held(which: str, frame: DataFrame, handle: Json, unless: str | None = None) -> DataFrame:
     """Return the DataFrame with the rules' checks in it: a row that breaks a rule stops the job that writes it.
 
-    A column that the table has and the DataFrame lacks counts as null in every row, as it will be in the table.
+    Rows for which the condition `unless` holds are held to no rule: they do not become rows of the table. A column that
+    the table has and the DataFrame lacks counts as null in every row, as it will be in the table.
     """
     from pyspark.sql import functions
 
@@ -97,7 +98,8 @@ def held(which: str, frame: DataFrame, handle: Json) -> DataFrame:
     row = functions.to_json(functions.struct("*"))
     guard: Any = functions
     for rule in rules:
-        broken = ~functions.coalesce(functions.expr(rule.condition), functions.lit(False))  # noqa: FBT003 - a value
+        condition = f"({rule.condition})" if unless is None else f"({unless}) OR ({rule.condition})"
+        broken = ~functions.coalesce(functions.expr(condition), functions.lit(False))  # noqa: FBT003 - a value
         stop = spark_task_errors.stop(f"{rule.name}: row ", functions.substring(row, 1, _SHOWN))
         guard = guard.when(broken, stop.cast(frame.schema[0].dataType))
     with _explained(which):

@@ -119,6 +119,8 @@ class Sink(Declared):
     #: The pipeline that declares the sink; None: it is not part of a pipeline.
     pipeline: str | None = None
 
+    #: What rows the write holds: see `modes.py`.
+    mode: str = "append"
     #: Whether promotion copies or moves the staged output away, so that what is left in staging is dead (R11).
     copies = True
     #: Whether promotions have to follow each other by commit_seq, replacements included (R12).
@@ -303,6 +305,18 @@ class Sink(Declared):
     def read(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401, ARG002 - a SparkSession, a DataFrame
         """Return a DataFrame over decided revisions."""
         self._refuse("it cannot be read by the record; read it with its own tools")
+
+    def check_changes(self, outputs: Sequence[Output]) -> None:
+        """Raise ConfigError unless these revisions can be read as a changelog."""
+        if self.mode not in {"append", "retract"}:
+            self._refuse(f"what a checkpoint of mode {self.mode!r} changed is not told apart; read the table itself")
+        self.check_readable(outputs)
+
+    def read_changes(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return decided revisions as a changelog, with `_change` and the number of the checkpoint in `_checkpoint`."""
+        from twophase.sinks import modes
+
+        return modes.changes_of(self.read(spark, outputs), outputs, lambda output: self.read(spark, [output]))
 
     def committed(self, output: Output) -> RowSet:  # noqa: ARG002 - for sinks that can
         """Return the rows of a decided revision, for comparisons."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from twophase.core.checkpoint import Json
 from twophase.core.connections import hide_declared
 from twophase.core.declared import import_path
-from twophase.core.errors import ConfigError, NoSpace, SchemaChanged, TwophaseError
+from twophase.core.errors import BadValue, ConfigError, NoSpace, SchemaChanged, TwophaseError
 from twophase.core.failpoints import hit
 from twophase.core.manifest import Column, Schema, schema_changes
 from twophase.core.secret_texts import hide_named
@@ -28,6 +28,7 @@ from twophase.sources.base import Sifted, Source
 from twophase.spark import stateful
 from twophase.spark.plan import Plan
 from twophase.spark.transforms import RESERVED, no_such_read
+from twophase.storage import spark_task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -255,6 +256,9 @@ def _explained(spark: SparkSession, plan: Plan, sources: Mapping[str, Source]) -
                 f"spark.local.dir; make room (`twophase sweep` removes what is dead), and run again"
             )
             raise NoSpace(msg) from error
+        if said := spark_task_errors.heard(text_of(error)):
+            msg = f"checkpoint {plan.key}: {said}; correct it in the transform"
+            raise BadValue(msg) from error
         for name, source in sources.items():
             if explanation := source.explain(plan.fixed(name), error):
                 msg = f"checkpoint {plan.key}: {explanation}"

@@ -22,6 +22,7 @@ from twophase.core.manifest import Column, Manifest, widens, widest
 from twophase.core.ports import Promotion
 from twophase.core.settings import data_path
 from twophase.core.slots import Slot
+from twophase.sinks import modes
 from twophase.sinks.base import Attempt, Sink, Superseded, until_gone
 from twophase.sinks.files.leftovers import Leftovers
 from twophase.sinks.files.promotion import TRIES, FilesPromoter
@@ -44,13 +45,14 @@ CSV = {"header": True, "ignoreLeadingWhiteSpace": False, "ignoreTrailingWhiteSpa
 class Files(Sink):
     """A folder of Parquet, JSON or CSV files; each checkpoint, or each slot, is a folder in it."""
 
-    identity = ("format", "timezone", "partition_by", "slot_folder")
+    identity = ("format", "timezone", "partition_by", "slot_folder", "mode")
     fixed_while_pending = ("path",)
 
     def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         path: str,
         *,
+        mode: str = "append",
         format: str = "parquet",  # noqa: A002 - Spark's own word for it
         partition_by: Iterable[str] = (),
         options: Json | None = None,
@@ -60,11 +62,14 @@ class Files(Sink):
     ) -> None:
         """Declare a table at a path; `options` go to Spark's writer.
 
+        With `mode="retract"` its rows are a changelog: the column `_change` says +I, -U, +U or -D.
+
         With `slot_folder`, such as `dt={start:%Y-%m-%d}`, a slot owns one folder of a Hive-style table; times in its
         name are those of `timezone`, such as `Europe/Berlin`, or of UTC. A folder that is there already and is not ours
         is an error, unless `adopt=True` makes it revision 0 of its slot.
         """
         self.path = str(path)
+        self.mode = mode
         self.format = format
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.options = dict(options or {})
@@ -77,6 +82,7 @@ class Files(Sink):
         if re.match(r"[a-z][a-z0-9+.-]*://", self.path):
             msg = f"sinks.Files {self.path!r}: it needs atomic folder rename; on object stores use Delta or Iceberg"
             raise ConfigError(msg)
+        modes.check_declared(f"sinks.Files {self.path!r}", "Files", self.mode)
         if self.format not in FORMATS:
             msg = f"sinks.Files {self.path!r}: unknown format {self.format!r}, expected {', '.join(FORMATS)}"
             raise ConfigError(msg)
@@ -106,6 +112,7 @@ class Files(Sink):
         """Return the arguments that build an equal one."""
         return {
             "path": self.location(),
+            **({"mode": self.mode} if self.mode != "append" else {}),
             "format": self.format,
             "partition_by": self.partition_by,
             "options": self.options,
@@ -265,16 +272,24 @@ class Files(Sink):
             if any(name.lower() == given.lower() for name in frame.columns):
                 msg = f"{output.which}: a column cannot be named {given!r}: the folder's is; rename or drop it"
                 raise ConfigError(msg)
-        writer = frame.write.format(self.format).options(
-            **{
-                **(CSV if self.format == "csv" else {}),
-                **self.options,
-                **writer_options(seal.prefix(output)),
-            },
+        writer = (
+            self._rows(frame, output)
+            .write.format(self.format)
+            .options(
+                **{
+                    **(CSV if self.format == "csv" else {}),
+                    **self.options,
+                    **writer_options(seal.prefix(output)),
+                },
+            )
         )
         writer.partitionBy(*self.partition_by).save(f"file://{self.staging_path(output)}")
         schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
         return self.seal(output, schema)
+
+    def _rows(self, frame: Any, output: Output) -> Any:  # noqa: ANN401 - DataFrames
+        """Return the rows to write; ConfigError unless they fit the mode."""
+        return modes.rows(output.which, self.mode, frame)
 
     def seal(self, output: Output, schema: tuple[Column, ...]) -> Json:
         """Make the staged files durable, write their manifest, and put the marker into the staging folder."""
@@ -308,6 +323,7 @@ class Files(Sink):
             if name in there:
                 msg = f"{output.which}: a column cannot be named {name!r}: the folder's is"
                 raise ConfigError(msg)
+        modes.check_columns(output.which, self.mode, columns)
         return self.seal(output, (*columns, *given))
 
     def check(self, output: Output) -> None:

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from twophase.changelog import CHANGE, DELETE
 from twophase.core.checkpoint import Json
 from twophase.core.errors import ConfigError
+from twophase.storage.spark_paths import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +44,8 @@ class RecordColumns:
     headers: str | None = None
     partition: str | None = None
     timestamp: str | None = None
+    #: "upsert": the value of a deletion is null. "retract": the value says by `_change` what it means.
+    mode: str | None = None
 
     def to_json(self) -> Json:
         """Return it as JSON; what is not declared is left out."""
@@ -50,7 +54,7 @@ class RecordColumns:
     @property
     def staged_value(self) -> str:
         """Return the column of the staged files that holds the value."""
-        return self.value if isinstance(self.value, str) else VALUE
+        return self.value if isinstance(self.value, str) and self.mode != "upsert" else VALUE
 
     @property
     def needed(self) -> list[str]:
@@ -84,18 +88,23 @@ class RecordColumns:
     def _of_value(self, names: list[str]) -> list[str]:
         """Return the columns that the JSON of the value is made of."""
         if isinstance(self.value, list):
-            return self.value
-        others = {self.key, self.headers, self.partition, self.timestamp}
+            told = [CHANGE] if self.mode == "retract" and CHANGE not in self.value else []
+            return [*self.value, *told]
+        others = {self.key, self.headers, self.partition, self.timestamp, *([CHANGE] if self.mode == "upsert" else [])}
         return [name for name in names if name not in others]
 
     def with_value(self, frame: Any) -> Any:  # noqa: ANN401 - DataFrames
         """Return the frame with its value as a column of text, unless one of its columns is the value."""
-        if isinstance(self.value, str):
+        if self.staged_value != VALUE:
             return frame
         from pyspark.sql import functions as f
 
-        parts = [f.col(f"`{name.replace('`', '``')}`") for name in self._of_value(frame.columns)]
-        return frame.withColumn(VALUE, f.to_json(f.struct(*parts), {"ignoreNullFields": "false", "timeZone": "UTC"}))
+        parts = [f.col(quoted(name)) for name in self._of_value(frame.columns)]
+        made = f.to_json(f.struct(*parts), {"ignoreNullFields": "false", "timeZone": "UTC"})
+        value = f.col(quoted(self.value)) if isinstance(self.value, str) else made
+        if self.mode == "upsert" and CHANGE in frame.columns:
+            value = f.when(f.col(CHANGE) != DELETE, value)
+        return frame.withColumn(VALUE, value)
 
 
 class Batch(NamedTuple):

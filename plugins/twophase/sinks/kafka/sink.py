@@ -17,11 +17,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twophase.changelog import CHANGE
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.core.hindrances import Refused
 from twophase.core.manifest import Column
 from twophase.core.ports import Promotion
+from twophase.sinks import modes
 from twophase.sinks.base import Attempt, Sink
 from twophase.sinks.files.sink import Files
 from twophase.sinks.kafka import acceptance, verification
@@ -51,12 +53,15 @@ class _Log(Files):
     def _given_names(self) -> list[str]:
         return []
 
+    def _rows(self, frame: Any, output: Output) -> Any:  # noqa: ANN401, ARG002 - DataFrames
+        return frame
+
 
 class Kafka(Sink):
     """Sends each checkpoint to a topic in one transaction: readers of committed records see all of it or nothing."""
 
     identity = ("markers",)
-    fixed_while_pending = ("path", "topic", "conn_id", "delivery")
+    fixed_while_pending = ("path", "topic", "conn_id", "delivery", "mode")
 
     #: Markers of a write follow each other by commit_seq, so that the newest one is near the end of their topic.
     ordered = True
@@ -75,6 +80,7 @@ class Kafka(Sink):
         topic: str,
         *,
         conn_id: str = "kafka_default",
+        mode: str = "append",
         key: str | None = None,
         value: str | list[str] | None = None,
         headers: str | None = None,
@@ -93,11 +99,15 @@ class Kafka(Sink):
         `lineage` each record has headers that name its pipeline, checkpoint and revision. With `republish` a committed
         checkpoint may be run again: its rows are sent again, with those headers. `markers` is the topic of markers,
         `path` the folder of the staged rows, default `kafka/<pipeline>/<write>`.
+        With `mode="retract"` the rows are a changelog, and `_change` is part of the JSON value. With `mode="upsert"`
+        there is one record per `key`: its value, or no value (a tombstone) where `_change` is -D.
         """
         self.topic = topic
         self.conn_id = conn_id
+        self.mode = mode
+        values = list(value) if isinstance(value, list | tuple) else value
         self.columns = RecordColumns(
-            key, list(value) if isinstance(value, list | tuple) else value, headers, partition, timestamp
+            key, values, headers, partition, timestamp, mode if mode in {"retract", "upsert"} else None
         )
         self.delivery = delivery
         self.lineage = lineage
@@ -116,6 +126,7 @@ class Kafka(Sink):
             if not _NAME.fullmatch(str(value)):
                 msg = f"sinks.Kafka: {name} {value!r}: expected letters, digits, '.', '_' and '-', at most 249 of them"
                 raise ConfigError(msg)
+        self._check_mode()
         if self.delivery not in DELIVERIES:
             msg = f"sinks.Kafka {self.topic!r}: delivery: expected {', '.join(DELIVERIES)}, found {self.delivery!r}"
             raise ConfigError(msg)
@@ -133,6 +144,20 @@ class Kafka(Sink):
                 raise ConfigError(msg)
         if self.path is not None:
             Files(self.path)  # refuses what is no folder of a file system
+
+    def _check_mode(self) -> None:
+        """Raise ConfigError unless the mode is one of Kafka's, and the other arguments go with it."""
+        modes.check_declared(f"sinks.Kafka {self.topic!r}", "Kafka", self.mode)
+        problem = None
+        if self.mode == "upsert" and self.columns.key is None:
+            problem = "a record is known by its key; declare key="
+        elif self.mode == "retract" and isinstance(self.columns.value, str):
+            problem = f"{CHANGE} is part of the value; name columns as value=[…], or leave value out"
+        elif self.mode != "append" and self.delivery != DELIVERIES[0]:
+            problem = f"delivery={self.delivery!r} may send a change twice; leave delivery out"
+        if problem:
+            msg = f"sinks.Kafka {self.topic!r}: mode={self.mode!r}: {problem}"
+            raise ConfigError(msg)
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal one."""
@@ -153,6 +178,8 @@ class Kafka(Sink):
             mine = "/".join(self._owner or ())
             msg = f"sinks.Kafka {self.topic}: it is {mine} already; declare one of its own for {pipeline}/{name}"
             raise ConfigError(msg)
+        if self.mode == "upsert" and slotted:
+            self._refuse(modes.NO_SLOTS)
         self._owner = (pipeline, name)
         super().join(pipeline, name, slotted=slotted)
 
@@ -182,8 +209,10 @@ class Kafka(Sink):
         """Return the folder of the staged rows, and the one beside it."""
         return self._log.folders()
 
-    def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - whichever it is, it was sent
-        """Refuse to run a checkpoint again, unless `republish` allows to send it again."""
+    def objection(self, *, latest: bool) -> str | None:
+        """Refuse to run a checkpoint again, unless `republish` allows to send it again; an upsert only the latest."""
+        if self.republish and self.mode == "upsert" and not latest:
+            return "its values would take the place of those that later checkpoints sent; run them again with it"
         if self.republish:
             return None
         return "what was sent cannot be taken back; declare republish=True to send it again, marked with its revision"
@@ -228,7 +257,8 @@ class Kafka(Sink):
         """Let Spark write the frame and the values made of it, then seal what it wrote."""
         schema = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         self.columns.check(output.which, schema)
-        return self._log.stage(self.columns.with_value(frame), output)
+        rows = modes.rows(output.which, self.mode, frame)
+        return self._log.stage(self.columns.with_value(rows), output)
 
     def seal(self, output: Output, schema: tuple[Column, ...]) -> Json:
         """Make the staged files durable, and write their manifest."""
@@ -245,6 +275,8 @@ class Kafka(Sink):
         marked = _LINEAGE + len(output.key.pipeline) if self.lineage or output.key.revision > 1 else 0
         settings = cluster.topic_settings(self.topic)
         acceptance.check_rows(which, topic, settings, RecordColumns(**output.handle["columns"]), files, marked)
+        if self.mode == "upsert" and self.columns.key:
+            modes.check_keys(which, [self.columns.key], self._log.staged(output))
         acceptance.check_transactions(which, cluster, output)
 
     def staged(self, output: Output) -> DuckDBRows:

@@ -26,6 +26,7 @@ from twophase.core.settings import data_path
 from twophase.formats import log_columns, parquet_schema, spark_types, table_rules
 from twophase.formats.log_errors import Trouble
 from twophase.row_queries.duckdb_rows import DuckDBRows
+from twophase.sinks import modes
 from twophase.sinks.base import Attempt, Sink, Superseded
 from twophase.sinks.log_tables.commits import LogTable, LogTablePaths, LogTablePromoter, disturbed, foreign
 from twophase.sinks.staged_files import manifest_check, owner, seal
@@ -69,12 +70,14 @@ class LogTableSink(Sink):
         return {
             "path": self.location(),
             "conn_id": self.conn_id,
+            **({"mode": self.mode} if self.mode != "append" else {}),
             "partition_by": self.partition_by,
             "options": self.options,
             "properties": self.properties,
         }
 
     def _check_arguments(self) -> None:
+        modes.check_declared(self._who, type(self).__name__, self.mode)
         self.storage.check_options(self._who, self.options)
         log_columns.check_partitions(self._who, self.partition_by)
 
@@ -98,6 +101,16 @@ class LogTableSink(Sink):
     def _in_folders(self) -> list[str]:
         """Return the columns whose values are in the names of folders only, not in the files."""
 
+    @property
+    def _staged_by(self) -> list[str]:
+        """Return the columns that staged files are split by."""
+        return self.partition_by
+
+    @property
+    def _unruled(self) -> str | None:
+        """Return the condition, in Spark's SQL, for staged rows that do not become rows of the table; None: all do."""
+        return None
+
     @abstractmethod
     def app(self, pipeline: str, handle: Json) -> str:
         """Return the name of the high-water mark in the table: one per pipeline and write."""
@@ -117,6 +130,10 @@ class LogTableSink(Sink):
     @abstractmethod
     def _kind(self, kind: spark_types.SparkType) -> object:
         """Return a type as this format has it; ValueError if the format does not have it."""
+
+    def visible(self, schema: Schema) -> Schema:
+        """Return the columns of staged rows that the table gets."""
+        return schema
 
     def location(self) -> str:
         """Return the table's folder."""
@@ -211,15 +228,16 @@ class LogTableSink(Sink):
         """Let Spark write the frame, then seal what it wrote."""
         schema = tuple(Column(field.name, field.dataType.simpleString()) for field in frame.schema.fields)
         self._check_schema(output, schema)
+        rows = modes.rows(output.which, self.mode, frame)
         target = Target(
             self.staging_path(output),
             seal.prefix(output),
             "parquet",
             self.options,
-            self.partition_by,
+            self._staged_by,
             bool(self._in_folders),
         )
-        guarded = table_rules.held(output.which, frame, output.handle)
+        guarded = table_rules.held(output.which, rows, output.handle, self._unruled)
         with table_rules.told(output.which):
             known = self.storage.save(guarded, target)
         return self.seal(output, schema, known)
@@ -229,7 +247,7 @@ class LogTableSink(Sink):
 
     def _check_schema(self, output: Output, schema: Schema) -> None:
         """Refuse, before anything is written, columns that this format cannot have."""
-        log_columns.check(output.which, schema, self.partition_by, self._kind)
+        log_columns.check(output.which, self.visible(schema), self.partition_by, self._kind)
 
     def seal(self, output: Output, schema: Schema, known: Mapping[str, FileFacts] | None = None) -> Json:
         """Make the staged files durable, and write their manifest."""
@@ -261,6 +279,7 @@ class LogTableSink(Sink):
         kinds = dict(table.schema()) if table is not None else {}
         given = [Column(name, kinds.get(name, "string")) for name in self._in_folders if name not in known]
         schema = (*written, *given)
+        modes.check_columns(output.which, self.mode, schema)
         self._check_schema(output, schema)
         return self.seal(output, schema)
 
@@ -286,7 +305,7 @@ class LogTableSink(Sink):
         manifest_check.check(place.staged, found, self.storage)
         if table is None:
             return
-        problem = table.objection(found.schema)
+        problem = table.objection(self.visible(found.schema))
         if problem is None and (rule := table_rules.unmet(output.handle, table.rules())):
             problem = f"the table has got {rule} since the attempt began; run again"
         older = place.older()

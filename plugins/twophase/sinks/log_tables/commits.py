@@ -146,6 +146,10 @@ class Opener(Protocol):
         """Create the table, empty; Conflict if somebody else just did."""
         ...
 
+    def visible(self, schema: Schema) -> Schema:
+        """Return the columns of staged rows that the table gets."""
+        ...
+
 
 class LogTablePaths:
     """The paths of one attempt's output, which stays there when the table takes it in."""
@@ -257,8 +261,10 @@ class LogTablePromoter:
                 return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=summary)
         digests = {self.manifest["digest"], *self.earlier}
         prefix = f"{self.key} a"
-        if any(note.startswith(prefix) and note.rpartition(" ")[2] in digests for note in table.notes()):
-            return Promotion(Outcome.ALREADY_PROMOTED)  # it had no rows, was replaced, or others rewrote its files
+        for note in table.notes():  # it had no rows, was merged or replaced, or others rewrote its files
+            if note.startswith(prefix) and note.rpartition(" ")[2] in digests:
+                attempt = int(note.removeprefix(prefix).partition(" ")[0])
+                return Promotion(Outcome.ALREADY_PROMOTED, attempt=attempt, manifest=self._earlier(attempt))
         if self._is_receipted(digests):
             return Promotion(Outcome.ALREADY_PROMOTED)  # the same, and the table has forgotten its history of that time
         reason = (
@@ -305,7 +311,7 @@ class LogTablePromoter:
                 if refusal := self.receipts.keep(self.receipt):
                     return Promotion(Outcome.FAILED, refusal, Hindrance.FOREIGN)
                 self.receipt = {}  # it is kept now; no need to do it again when starting over
-                if table.widen(change.add.schema):
+                if table.widen(self.opener.visible(change.add.schema)):
                     hit("table.widened")
                     continue
                 hit("promote.checked")
@@ -337,7 +343,7 @@ class LogTablePromoter:
         table = self.opener.open(self.handle)
         if table is not None:
             return table
-        self.opener.create(self.handle, schema_of(self.manifest))
+        self.opener.create(self.handle, self.opener.visible(schema_of(self.manifest)))
         hit("table.created")
         msg = "the table has just been created"
         raise Conflict(msg)
@@ -346,7 +352,7 @@ class LogTablePromoter:
         """Return the commit to make; Refused if the table cannot take it, ManifestMismatch if staged files are lost."""
         if theirs := foreign(table, self.place.storage, self.place.side, self.key.pipeline):
             raise Refused(theirs)
-        if objection := table.objection(table.promoted(schema_of(self.manifest))):
+        if objection := table.objection(table.promoted(self.opener.visible(schema_of(self.manifest)))):
             raise Refused(objection)
         if rule := table_rules.unmet(self.handle, table.rules()):
             msg = f"the table has got {rule} since the rows were staged, and they were not held to it; drop it"

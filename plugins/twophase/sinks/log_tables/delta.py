@@ -9,25 +9,32 @@ Readers of Delta go by the log. Its vacuum leaves alone what is below a folder t
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from twophase.core.checkpoint import Json
+from twophase.changelog import CHANGE, DELETE
+from twophase.core.checkpoint import Json, Output
 from twophase.core.errors import ConfigError
 from twophase.core.manifest import Column, Manifest, Schema, StagedFile
 from twophase.formats import delta_types, parquet_schema, parquet_statistics, spark_types, table_rules
 from twophase.formats.log_errors import Conflict, Trouble, delta_explained, delta_line
 from twophase.formats.table_rules import Rule
+from twophase.sinks import modes
+from twophase.sinks.log_tables import delta_merge
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.log_tables.commits import Change, LogTable
+from twophase.sinks.log_tables.delta_merge import MergedRows
 from twophase.storage.base import THREADS, Storage
 from twophase.storage.partition_folders import partition_values
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+
+    from twophase.row_queries.duckdb_rows import DuckDBRows
 
 HOME = "_twophase"
 #: Where the log says which revision a commit promoted.
@@ -43,31 +50,46 @@ _FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generate
     "vacuumProtocolCheck",
 }
 _CONSTRAINT = "delta.constraints."
+#: What an entry of the log says of a merge: pipeline, checkpoint, revision.
+_MERGED = re.compile(r"(\w+)/(\d+) r(\d+) a\d+ ")
 
 
 class Delta(LogTableSink):
     """A Delta table on a shared disk or in S3; the first promotion creates it unless it is there."""
 
-    identity = ("partition_by",)
-    fixed_while_pending = ("path",)
+    identity = ("partition_by", "mode")
+    fixed_while_pending = ("path", "key")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may declare
         self,
         path: str,
         *,
         conn_id: str | None = None,
+        mode: str = "append",
+        key: Iterable[str] = (),
         partition_by: Iterable[str] = (),
         options: Json | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Declare a table at a path; `options` go to Spark's Parquet writer, `properties` to a table made here.
 
-        A path `s3://bucket/…` is reached by the Airflow connection `conn_id`.
+        A path `s3://bucket/…` is reached by the Airflow connection `conn_id`. With `mode="retract"` its rows are a
+        changelog: the column `_change` says +I, -U, +U or -D. With `mode="upsert"` rows are merged by `key`; if they
+        have a column `_change`, -D deletes the row, and -U is left out.
         """
+        self.mode = mode
+        self.key = [key] if isinstance(key, str) else list(key)
         super().__init__(path, conn_id, partition_by, options, properties)
-        if problem := _cannot(self.properties) or _undeclarable(self.properties):
+        problem = _cannot(self.properties) or _undeclarable(self.properties)
+        if bool(self.key) != (mode == "upsert"):
+            problem = f"mode {mode!r} with{'' if self.key else 'out'} a key; an upsert needs key=[…], and nothing else"
+        if problem:
             msg = f"{self._who}: {problem}"
             raise ConfigError(msg)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal sink."""
+        return {**super().config(), **({"key": self.key} if self.key else {})}
 
     @property
     def _who(self) -> str:
@@ -79,7 +101,30 @@ class Delta(LogTableSink):
 
     @property
     def _in_folders(self) -> list[str]:
-        return self.partition_by
+        return self._staged_by
+
+    @property
+    def _staged_by(self) -> list[str]:
+        return [] if self.key else self.partition_by
+
+    @property
+    def _unruled(self) -> str | None:
+        return f"{CHANGE} = '{DELETE}'" if self.key else None
+
+    @property
+    def copies(self) -> bool:  # type: ignore[override]
+        """Say whether staged files are dead once they are promoted: a merge writes the rows into files of its own."""
+        return bool(self.key)
+
+    def visible(self, schema: Schema) -> Schema:
+        """Return the columns that the table gets: `_change` of an upsert is none of them."""
+        return delta_merge.visible(schema) if self.key else schema
+
+    def join(self, pipeline: str, name: str, *, slotted: bool = False) -> None:
+        """Refuse an upsert by slots: it goes by the order of checkpoints, and what it overwrites is not kept."""
+        if self.key and slotted:
+            self._refuse(modes.NO_SLOTS)
+        super().join(pipeline, name, slotted=slotted)
 
     def folders(self) -> tuple[str, ...]:
         """Return the table's folder."""
@@ -99,7 +144,9 @@ class Delta(LogTableSink):
         super().prepare(slot)
 
     def objection(self, *, latest: bool) -> str | None:  # noqa: ARG002 - any checkpoint can be replaced, or none
-        """Refuse to run a checkpoint again in an append-only table: no file can be taken out of it."""
+        """Refuse to run a checkpoint again in an append-only table, and after an upsert: nothing can be taken out."""
+        if self.key:
+            return f"{self._who}: what an upsert has overwritten is not kept; sinks.Postgres keeps it"
         table = self._opened()
         if isinstance(table, DeltaLog) and table.append_only:
             return f"{self._who}: the table is append-only (delta.appendOnly)"
@@ -127,9 +174,71 @@ class Delta(LogTableSink):
         try:
             with delta_explained():
                 table = DeltaTable(path, storage_options=self.storage.for_delta())
-                return DeltaLog(path, table, self.partition_by, self.storage)
+                return DeltaLog(path, table, self.partition_by, self.storage, self.key)
         except TableNotFoundError:
             return None
+
+    # --- upsert ------------------------------------------------------------------------------------------------------
+
+    def _check_schema(self, output: Output, schema: Schema) -> None:
+        super()._check_schema(output, schema)
+        if self.key:
+            delta_merge.check_key(output.which, self.key, schema)
+
+    def check(self, output: Output) -> None:
+        """Check what `base.py` checks; of an upsert, also that each key is there once, and that a merge would work."""
+        super().check(output)
+        if not self.key:
+            return
+        modes.check_keys(output.which, self.key, self.staged(output))
+        table = self._opened()
+        if isinstance(table, DeltaLog) and table.rules() and (files := self.files(output)):
+            MergedRows(self.key, files, self._manifest(output), self.storage).try_out(output.which, table.table)
+
+    def discard_earlier(self, output: Output, voted: Output) -> None:
+        """Remove what earlier attempts staged; then let an empty entry of the log fail any merge that is under way.
+
+        In this order: a promoter that comes by later finds no files, and one that has read them is not the next entry.
+        """
+        super().discard_earlier(output, voted)
+        table = self._opened() if self.key else None
+        if isinstance(table, DeltaLog):
+            table.fence()
+
+    def verify(self, output: Output) -> Iterator[str]:
+        """Compare a committed revision with the table; of an upsert only the marker can tell."""
+        if not self.key:
+            yield from super().verify(output)
+            return
+        table, app = self._current(), self.app(output.key.pipeline, output.handle)
+        found = table.marker(app) or 0 if table is not None else None
+        if found is None or found < (output.commit_seq or 0):
+            what = "the table is not there" if found is None else f"found {found}"
+            yield f"{self.location()}: marker {app}: expected {output.commit_seq} or more, {what}"
+
+    def markers(self, pipeline: str) -> Iterator[tuple[int, int]]:
+        """Yield the pipeline's revisions that are in the table; merged ones as far as its history goes back."""
+        table = self._current() if self.key else None
+        if table is None:
+            yield from super().markers(pipeline)
+            return
+        for match in filter(None, map(_MERGED.match, table.notes())):
+            if match[1] == pipeline:
+                yield int(match[2]), int(match[3])
+
+    def check_readable(self, outputs: Sequence[Output] = ()) -> None:
+        """Raise ConfigError for an upsert: which rows are whose is not known any more."""
+        if self.key:
+            self._refuse("rows of an upsert do not say whose they are; read the table itself")
+        super().check_readable(outputs)
+
+    def committed(self, output: Output) -> DuckDBRows:
+        """Return the rows of a decided revision, for comparisons."""
+        if self.key:
+            self._refuse("what a checkpoint of mode 'upsert' changed is not told apart once it is committed")
+        return super().committed(output)
+
+    # --- the table ---------------------------------------------------------------------------------------------------
 
     def create(self, handle: Json, schema: Schema) -> None:
         """Create the table, empty; of several who try at once one succeeds, the others get Conflict."""
@@ -156,8 +265,11 @@ class Delta(LogTableSink):
 class DeltaLog(LogTable):
     """A Delta table at one version."""
 
-    def __init__(self, path: str, table: DeltaTable, partition_by: list[str], storage: Storage) -> None:
-        """Wrap an open table; `partition_by` is what the sink declares."""
+    def __init__(
+        self, path: str, table: DeltaTable, partition_by: list[str], storage: Storage, key: Sequence[str] = ()
+    ) -> None:
+        """Wrap an open table; `partition_by` is what the sink declares, and `key` if rows are merged into it."""
+        self.key = key
         self.path = path
         self.storage = storage
         self.table = table
@@ -226,10 +338,18 @@ class DeltaLog(LogTable):
         if metadata.partition_columns != self.partition_by:
             expected, found = self.partition_by or "none", metadata.partition_columns or "none"
             return f"partition columns: expected {expected}, found {found} in the table"
+        return self._unmakeable() or self.misfit(schema or ())
+
+    def _unmakeable(self) -> str | None:
+        """Say which column has values that cannot be made here; None if there is none."""
+        if self.key and self.append_only:
+            return "the table is append-only (delta.appendOnly), and an upsert changes rows; use another table"
         for field in self._fields:
+            if self.key and "delta.generationExpression" in field["metadata"]:
+                return f"column {field['name']!r} is generated, which an upsert cannot honour; use another table"
             if "delta.identity.start" in field["metadata"]:
                 return f"column {field['name']!r} is an identity, whose values cannot be made here; use another table"
-        return self.misfit(schema or ())
+        return None
 
     def rules(self) -> Sequence[Rule]:
         """Return NOT NULL, lengths, invariants, generated columns and constraints."""
@@ -270,22 +390,40 @@ class DeltaLog(LogTable):
         # None leaves it to the table's own properties whether expired entries are removed.
         cleanup = None if (self.table.version() + 1) % _CLEANUP_INTERVAL == 0 else False
         remove = self._removals(change.remove) if change.remove else []
+        entry = CommitProperties(
+            app_transactions=[Transaction(change.app, change.seq)],
+            custom_metadata={_NOTE: change.note},
+            max_commit_retries=0 if remove or self.key else None,
+        )
+        hooks = PostCommitHookProperties(cleanup_expired_logs=cleanup)
         with delta_explained():
-            self.table.create_write_transaction(
-                [*remove, *self._additions(change.add)],
-                "append",
-                self.table.schema(),
-                self.partition_by,
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(change.app, change.seq)],
-                    custom_metadata={_NOTE: change.note},
-                    max_commit_retries=0 if remove else None,
-                ),
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleanup),
-            )
-            self.table.update_incremental()
+            if self.key and change.add.files:
+                files = [f"{self.path}/{HOME}/{change.add.folder}/{file.path}" for file in change.add.files]
+                MergedRows(self.key, files, change.add, self.storage).merge(self.table, entry, hooks)
+            if not self.key or (self.marker(change.app) or 0) < change.seq:  # a merge that changes nothing writes none
+                actions = [] if self.key else [*remove, *self._additions(change.add)]
+                self._write(actions, entry, hooks)
         self.__dict__.pop("_attempts", None)
         self.__dict__.pop("_fields", None)
+
+    def _write(self, actions: list[Any], entry: CommitProperties, hooks: PostCommitHookProperties | None) -> None:
+        """Write one entry of the log."""
+        self.table.create_write_transaction(
+            actions,
+            "append",
+            self.table.schema(),
+            self.partition_by,
+            commit_properties=entry,
+            post_commithook_properties=hooks,
+        )
+        self.table.update_incremental()
+
+    def fence(self) -> None:
+        """Write an empty entry, so that no merge which is under way on an earlier version can be the next one."""
+        from deltalake import CommitProperties
+
+        with delta_explained():
+            self._write([], CommitProperties(custom_metadata={_NOTE: "restage"}), None)
 
     def _additions(self, manifest: Manifest) -> list[Any]:
         from deltalake.transaction import AddAction
@@ -331,6 +469,9 @@ class DeltaLog(LogTable):
         found = {name: path for name, path in self.storage.entries(f"{self.path}/_delta_log") if name[0] != "."}
         last = max((name[:20] for name in found if ".checkpoint" in name), default="")
         log = [path for name, path in found.items() if name[:20] >= last]  # `_last_checkpoint`, too
+        if self.key:  # first what the entries name
+            entries = [path for path in log if path.endswith(".json")]
+            self.storage.sync(delta_merge.merged_files(self.table, self.storage, self.path, entries, "twophase/"))
         self.storage.sync([*log, f"{self.path}/_delta_log"])
 
 

@@ -59,7 +59,7 @@ _VERSIONS = ("1", "2")
 class Iceberg(LogTableSink):
     """An Iceberg table in any catalog, its files on a shared disk or in S3; the first promotion makes it if needed."""
 
-    identity = ("partition_by",)
+    identity = ("partition_by", "mode")
     fixed_while_pending = ("path", "table", "catalog")
 
     def __init__(  # noqa: PLR0913 - what a user may declare
@@ -69,6 +69,7 @@ class Iceberg(LogTableSink):
         path: str,
         catalog: str | Mapping[str, str],
         conn_id: str | None = None,
+        mode: str = "append",
         partition_by: Iterable[str] = (),
         options: Json | None = None,
         properties: Mapping[str, str] | None = None,
@@ -78,10 +79,11 @@ class Iceberg(LogTableSink):
         The catalog is a connection's id, or pyiceberg's own properties without secrets, such as
         `{"type": "sql", "uri": "sqlite:///lake/catalog.db"}`, with its `name` if that is not `default`. `options` go to
         Spark's Parquet writer, `properties` to a table that we create. A path `s3://bucket/…` is reached by the Airflow
-        connection `conn_id`.
+        connection `conn_id`. With `mode="retract"` its rows are a changelog: `_change` says +I, -U, +U or -D.
         """
         self.table = table
         self.catalog = iceberg_catalogs.declared(self._who, table, catalog)
+        self.mode = mode
         super().__init__(path, conn_id, partition_by, options, properties)
         self._check_names()
 
@@ -98,7 +100,20 @@ class Iceberg(LogTableSink):
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal sink."""
+<<<<<<< HEAD
         return {"table": self.table, "catalog": self.catalog, **super().config()}
+=======
+        return {
+            "table": self.table,
+            "path": self.location(),
+            "catalog": self.catalog,
+            "conn_id": self.conn_id,
+            **({"mode": self.mode} if self.mode != "append" else {}),
+            "partition_by": self.partition_by,
+            "options": self.options,
+            "properties": self.properties,
+        }
+>>>>>>> bf0b311 (Let a write say its mode, and merge by key into Delta tables)
 
     @property
     def _who(self) -> str:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from twophase.changelog import CHANGE
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Refused
 from twophase.sinks.postgres import catalog, rights, staging_table, target
 from twophase.sinks.postgres.promotion import NotThere, PostgresPromoter
-from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT
+from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Acceptance:
     def _has_hazards(self, cursor: Any, oid: int, written: list[str]) -> bool:  # noqa: ANN401 - a cursor
         """Say whether other rows, or code of the target's owner, decide whether the staged rows are accepted."""
         mode, in_order = self.promoter.mode, self.promoter.is_in_order(cursor)
-        deletes = mode.name in {"replace", "retract"} or not in_order
+        deletes = mode.name in {"replace", "retract"} or not in_order or self.promoter.deletes(cursor)
         changed = [name for name in written if mode.key and name not in mode.key]
         indexes = catalog.indexes_of(cursor, oid)
         return bool(
@@ -140,8 +141,10 @@ class Acceptance:
         if new and (whole := catalog.columns_given_by(cursor, found.oid)):
             msg = f"{self.which}: column {new[0]!r} is new, and its columns are those of {whole}; add it there"
             raise ConfigError(msg)
-        if not rights.may_delete(cursor, found.oid) and not self.promoter.is_in_order(cursor):
-            msg = f"{self.which}: the account that promotes has no DELETE, by which a checkpoint is replaced; grant it"
+        removes = "keys are deleted" if self.promoter.deletes(cursor) else None
+        removes = removes if self.promoter.is_in_order(cursor) else "a checkpoint is replaced"
+        if removes and not rights.may_delete(cursor, found.oid):
+            msg = f"{self.which}: the account that promotes has no DELETE, by which {removes}; grant it"
             raise ConfigError(msg)
         told_by = {CHECKPOINT, *([self.promoter.slot_rows.column] if self.promoter.slot_rows else [])}
         for problem in rights.lacking_for(cursor, found.oid, known, self.promoter.mode, told_by):
@@ -173,7 +176,9 @@ class Acceptance:
         rules = list(broken)
         cases = (sql.SQL("WHEN {} THEN {}").format(broken[rule], sql.Literal(n)) for n, rule in enumerate(rules))
         source = self.promoter.staged.sql
-        if self.promoter.mode.name == "retract":
+        if self.promoter.deletes(cursor):
+            source = sql.SQL("(SELECT * FROM {} WHERE {})").format(source, staging_table.staying())
+        elif self.promoter.mode.name == "retract":
             source = sql.SQL("({})").format(staging_table.net(self.promoter.staged, written, ">"))
         query = sql.SQL("SELECT CASE {} END, left(ROW(s.*)::text, {}) FROM {} AS s WHERE {} LIMIT 1").format(
             sql.SQL(" ").join(cases), sql.Literal(_CHARACTERS), source, sql.SQL(" OR ").join(broken.values())

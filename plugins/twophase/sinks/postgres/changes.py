@@ -35,6 +35,8 @@ class Changes:
     #: The staged columns that are the target's too, with their types.
     columns: Mapping[str, str]
     retracts: bool = False
+    #: The staged rows of an upsert say by `_change` which keys are deleted.
+    deletes: bool = False
     #: The operators that compare values of some columns (`staging_table.equals`).
     equals: Mapping[str, Composable] = field(default_factory=dict)
 
@@ -59,7 +61,8 @@ class Changes:
 
         names, there = listed(self.columns), sql.Identifier(THERE)
         if not self.retracts:
-            return sql.SQL("SELECT {}, true AS {} FROM {}").format(names, there, self.staged.sql)
+            stays = staging_table.staying() if self.deletes else sql.SQL("true")
+            return sql.SQL("SELECT {}, {} AS {} FROM {}").format(names, stays, there, self.staged.sql)
         gone, added = (staging_table.net(self.staged, list(self.columns), sign) for sign in "<>")
         nothing = sql.SQL(", ").join(
             sql.Identifier("gone", name)
@@ -117,7 +120,7 @@ class Changes:
                 cursor.execute("ROLLBACK TO SAVEPOINT merging")
             else:
                 return
-        if self.retracts:
+        if self.retracts or self.deletes:
             self.delete(cursor, self.rows)
         self.upsert(cursor, self.rows, list(self.columns), self.others)
 
@@ -137,7 +140,7 @@ class Changes:
             "target": self.target.sql,
             "rows": self.rows,
             "same": self.same("t", "c"),
-            "gone": gone if self.retracts else sql.SQL(""),
+            "gone": gone if self.retracts or self.deletes else sql.SQL(""),
             "then": then,
             "there": there,
             "names": listed(self.columns),

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from twophase.changelog import CHANGE
 from twophase.core.checkpoint import Json, Output
 from twophase.core.failpoints import hit
 from twophase.core.hindrances import Hindrance, Refused
@@ -26,7 +27,7 @@ from twophase.sinks.postgres import history, owner, receipts, seal, staging_tabl
 from twophase.sinks.postgres.changes import Changes
 from twophase.sinks.postgres.history import History, Order
 from twophase.sinks.postgres.slot_rows import SlotRows
-from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT
+from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database
 from twophase.storage.database import TableName
 
@@ -347,10 +348,15 @@ class PostgresPromoter:
             is_made = database.columns_of(cursor, self.target) is not None
             self._refuse_missing(changes.missing(cursor, changes.there if is_made else sql.SQL("SELECT WHERE false")))
 
+    def deletes(self, cursor: Any) -> bool:  # noqa: ANN401 - a cursor
+        """Say whether the staged rows of an upsert may delete keys."""
+        return self.mode.name == "upsert" and staging_table.has_changes(cursor, self.staged)
+
     def _changes(self, cursor: Any, columns: Mapping[str, str]) -> Changes:  # noqa: ANN401 - a cursor
         mine = {name: kind for name, kind in columns.items() if name != CHANGE}
         retracts, equals = self.mode.name == "retract", staging_table.equals(cursor, self.target)
-        return Changes(self.target, self.staged, self.mode.key, mine, retracts=retracts, equals=equals)
+        deletes = self.deletes(cursor)
+        return Changes(self.target, self.staged, self.mode.key, mine, retracts, deletes, equals)
 
     def _change(self, cursor: Any, columns: dict[str, str]) -> None:  # noqa: ANN401 - a cursor
         """Change rows by key as if all checkpoints had come in their order; refuse to retract what is not there."""

@@ -63,7 +63,7 @@ class RowReader:
                 with dbapi.connect(self._dsn) as connection, connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                     self._check(cursor, row)
-                    yield from self._read(cursor, row["checkpoint"], row["rows"])
+                    yield from self._read(cursor, row)
 
     def _check(self, cursor: Any, row: dict[str, Any]) -> None:  # noqa: ANN401 - a cursor
         """Check that the rows are still those of this revision."""
@@ -76,9 +76,10 @@ class RowReader:
             msg = f"{which}: expected the rows of revision {row['revision']}, found those of {found}; read it again"
             raise RuntimeError(msg)
 
-    def _read(self, cursor: Any, checkpoint_id: int, expected: int) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a cursor
+    def _read(self, cursor: Any, row: dict[str, Any]) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a cursor
         import pyarrow as pa
 
+        checkpoint_id, expected = row["checkpoint"], row["rows"]
         cells = ", ".join(f"CAST({_quoted(column.name)} AS {column.postgres})" for column in self._columns)
         target = ".".join(map(_quoted, self._target))
         query = f"SELECT {cells} FROM {target} WHERE {_quoted(CHECKPOINT)} = $1"  # noqa: S608 - quoted names

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from twophase.changelog import CHANGE
 from twophase.core.checkpoint import Json, Key, Output
 from twophase.core.claims import Claim
 from twophase.core.errors import ConfigError, ManifestMismatch, SinkUnavailable, Swept
@@ -21,6 +22,7 @@ from twophase.core.ports import Promotion
 from twophase.core.slots import Slot
 from twophase.row_queries.base import RowSet
 from twophase.row_queries.postgres_rows import PostgresRows, RowSelection
+from twophase.sinks import modes
 from twophase.sinks.base import Attempt, Sink, two_owners
 from twophase.sinks.postgres import owner, promotion, receipts, seal, slot_rows, staging_table, target_check
 from twophase.sinks.postgres.acceptance import Acceptance
@@ -28,7 +30,7 @@ from twophase.sinks.postgres.changes import OURS
 from twophase.sinks.postgres.history import order_of
 from twophase.sinks.postgres.promotion import Mode, PostgresPromoter
 from twophase.sinks.postgres.slot_rows import SlotRows, by_checkpoint
-from twophase.sinks.postgres.staging_table import CHANGE, CHECKPOINT, Columns
+from twophase.sinks.postgres.staging_table import CHECKPOINT, Columns
 from twophase.sinks.postgres.target_check import BY_KEY, TargetCheck
 from twophase.sinks.postgres.verification import Held
 from twophase.storage import database
@@ -62,9 +64,10 @@ class Postgres(Sink):
         """Declare a table (`name` or `schema.name`) in the database of an Airflow connection.
 
         `mode` says what a checkpoint does to the table. `append` adds rows, which carry their checkpoint in
-        `_checkpoint`. `upsert` changes or adds rows by `key`. `retract` applies a changelog by `key`, whose column
-        `_change` says +I, -U, +U or -D. `replace` replaces the whole table; in a pipeline with slots it replaces the
-        slot's rows: those of its checkpoint, or with `slot_column` all rows whose column lies in the slot.
+        `_checkpoint`. `upsert` changes or adds rows by `key`; if they have a column `_change`, -D deletes the row, and
+        -U is left out. `retract` applies a changelog by `key`, whose column `_change` says +I, -U, +U or -D. `replace`
+        replaces the whole table; in a pipeline with slots it replaces the slot's rows: those of its checkpoint, or with
+        `slot_column` all rows whose column lies in the slot.
         `create` makes the target, and adds columns that are new. With `attach` the target is partitioned by
         `_checkpoint`, and the staging table of a checkpoint becomes a partition as it is.
         Rows that `upsert` and `retract` overwrite are kept, so that a checkpoint can be run again or come late.
@@ -252,13 +255,14 @@ class Postgres(Sink):
         """Let the executors load the rows into the staging table."""
         schema = staging_table.schema_of(frame)
         columns = self.open(output, schema)
-        ready = staging_table.converted(frame, columns)
+        ready = staging_table.converted(frame, columns, upserts=self.mode == "upsert")
         staging_table.load(output.which, ready, self._staging_conn_id, TableName(*output.handle["staging"]))
         return self.seal(output, schema, columns)
 
     def open(self, output: Output, schema: Schema) -> Columns:
         """Create the staging table, with the target's types; ConfigError if a column does not fit."""
         which, handle = output.which, output.handle
+        modes.check_columns(which, self.mode, schema)
         if self.key and (ours := [column.name for column in schema if column.name.startswith(OURS)]):
             msg = f"{which}: a column cannot be named {ours[0]!r}: the history's are; rename or drop it"
             raise ConfigError(msg)
@@ -279,7 +283,8 @@ class Postgres(Sink):
         which, table = output.which, TableName(*output.handle["staging"])
         hit("stage.written")
         with database.transaction(self._staging_conn_id) as cursor:
-            staging_table.finish(cursor, which, table, columns, self.key, planned=bool(self.key) or self.attach)
+            planned, retracts = bool(self.key) or self.attach, self.mode == "retract"
+            staging_table.finish(cursor, which, table, columns, self.key, planned=planned, retracts=retracts)
             if rows := SlotRows.of(output.handle):
                 rows.check_staged(cursor, which, table, columns[rows.column][0])
             found = staging_table.look(cursor, table)
@@ -337,7 +342,7 @@ class Postgres(Sink):
     def _plan(self, cursor: Any, which: str, schema: Schema) -> Columns:  # noqa: ANN401 - a cursor
         """Return for each column its type in the target, and how it gets there."""
         there, bases = database.columns_of(cursor, self.target), target_check.domains_of(cursor, self.target)
-        changes = self.mode == "retract"
+        changes = self.mode in BY_KEY and any(column.name == CHANGE for column in schema)
         return staging_table.plan(which, schema, there, create=self.create, changes=changes, bases=bases)
 
     def staged(self, output: Output) -> RowSet:
@@ -453,7 +458,8 @@ class Postgres(Sink):
     def stands(self, output: Output) -> bool:
         """Say whether a revision's rows are still in the target: no later revision has replaced them."""
         with self._looking() as cursor:
-            return self._held(cursor).stands(output)
+            held = self._held(cursor)
+            return held.keeps(output) if self.mode in BY_KEY else held.stands(output)
 
     def _held(self, cursor: Any) -> Held:  # noqa: ANN401 - a cursor
         return Held(cursor, self.target, self._mode)
@@ -481,6 +487,29 @@ class Postgres(Sink):
                 self._refuse(
                     f"rows do not say whose they are; read the table itself, or add a column {CHECKPOINT} bigint"
                 )
+
+    def check_changes(self, outputs: Sequence[Output]) -> None:
+        """Raise ConfigError unless these revisions can be read as a changelog: by key, the history has to have them."""
+        if self.mode not in BY_KEY:
+            super().check_changes(outputs)
+            return
+        for output in outputs:
+            if isinstance(output.handle["order"], str):
+                self._refuse("what slots change by key depends on their order; read the table itself")
+            if not self.stands(output):
+                self._refuse(
+                    f"what checkpoint {output.key} changed is not kept any more; a longer history= keeps more from now"
+                    " on, and `twophase positions` moves past it"
+                )
+
+    def read_changes(self, spark: Any, outputs: Sequence[Output]) -> Any:  # noqa: ANN401 - a SparkSession, a DataFrame
+        """Return decided revisions as a changelog; by key, what they changed is in the history and the target."""
+        from twophase.sinks.postgres import changes_read
+
+        if self.mode not in BY_KEY:
+            return super().read_changes(spark, outputs)
+        self.check_changes(outputs)
+        return changes_read.frame(spark, self.conn_id, self.target, self.key, outputs)
 
     def reading_connections(self) -> tuple[str, ...]:
         """Return the connection that reads rows."""

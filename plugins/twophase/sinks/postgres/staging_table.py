@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from twophase.changelog import ADDED, BEFORE, CHANGE, DELETE, KINDS
 from twophase.core.errors import BadValue, ConfigError, SinkUnavailable, TwophaseError
 from twophase.core.manifest import Column, Schema
 from twophase.sinks.postgres import column_types, jdbc_load
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CHECKPOINT = "_checkpoint"
-#: The column that says what a row of a changelog means, and its values.
-CHANGE = "_change"
-ADDED, TAKEN_BACK = ("+I", "+U"), ("-U", "-D")
 _SAID = re.compile(
     r"ERROR:\s*((?:(?!\s+Call getNextException)[^\n])*)[^\n]*(?:\n\s*(?:CONTEXT|DETAIL|Detail):\s*([^\n]*))?"
 )
@@ -88,10 +86,6 @@ def plan(  # noqa: PLR0913 - what is known of the output and the target
     """
     found: Columns = {}
     if changes:
-        if Column(CHANGE, "string") not in schema:
-            expected = ", ".join((*ADDED, *TAKEN_BACK))
-            msg = f"{which}: a retract needs a column {CHANGE} string with {expected}; add it in the transform"
-            raise ConfigError(msg)
         found[CHANGE] = ("text", Loading(None))
         schema = tuple(column for column in schema if column.name != CHANGE)
     for column in schema:
@@ -161,9 +155,15 @@ def create(cursor: Any, table: TableName, columns: Columns, checkpoint: int | No
     )
 
 
-def converted(frame: DataFrame, columns: Columns) -> DataFrame:
-    """Convert the columns that need it; a value that does not fit stops the job with an error that names it."""
+def converted(frame: DataFrame, columns: Columns, *, upserts: bool = False) -> DataFrame:
+    """Convert the columns that need it; a value that does not fit stops the job with an error that names it.
+
+    With `upserts` the rows that are as a key was before are left out: an upsert goes by what it has now.
+    """
     from pyspark.sql import functions
+
+    if upserts and CHANGE in columns:
+        frame = frame.where(~functions.col(CHANGE).eqNullSafe(BEFORE))
 
     def convert(name: str, postgres: str, how: Loading) -> Any:  # noqa: ANN401 - a Column
         column = functions.col(quoted(name))
@@ -227,6 +227,18 @@ def net(table: TableName, columns: Sequence[str], sign: str) -> Composable:
     )
 
 
+def has_changes(cursor: Any, table: TableName) -> bool:  # noqa: ANN401 - a cursor
+    """Say whether the staged rows are a changelog."""
+    return CHANGE in (database.columns_of(cursor, table) or {})
+
+
+def staying() -> Composable:
+    """Return the condition for the rows of an upsert changelog that are no deletions."""
+    from psycopg2 import sql
+
+    return sql.SQL("{} <> {}").format(sql.Identifier(CHANGE), sql.Literal(DELETE))
+
+
 def changing(  # noqa: PLR0913 - what is staged, and where it goes
     cursor: Any,  # noqa: ANN401 - a cursor
     table: TableName,
@@ -245,7 +257,11 @@ def changing(  # noqa: PLR0913 - what is staged, and where it goes
         for name in key
     )
     now = sql.SQL("WHERE EXISTS (SELECT 1 FROM {} AS s WHERE {})").format(table.sql, same)
-    then = sql.SQL("({}) AS left_over").format(net(table, columns, ">")) if mode == "retract" else table.sql
+    then = table.sql
+    if mode == "retract":
+        then = sql.SQL("({}) AS left_over").format(net(table, columns, ">"))
+    elif has_changes(cursor, table):
+        then = sql.SQL("(SELECT * FROM {} WHERE {}) AS left_over").format(table.sql, staying())
     return now, then
 
 
@@ -257,8 +273,9 @@ def finish(  # noqa: PLR0913 - what is staged, and what becomes of it
     key: Sequence[str],
     *,
     planned: bool,
+    retracts: bool = False,
 ) -> None:
-    """Give the loaded columns their own types, and check that every key is there once.
+    """Give the loaded columns their own types, and check that every key is there once, or is left once of a retract.
 
     `planned` asks for statistics, if queries over the rows have to be planned well: a merge, or reads of a partition.
     Rows that are only inserted are read once from end to end, and statistics would cost a tenth of the whole.
@@ -275,6 +292,8 @@ def finish(  # noqa: PLR0913 - what is staged, and what becomes of it
         if changed:
             cursor.execute(sql.SQL("ALTER TABLE {} {}").format(table.sql, sql.SQL(", ").join(changed)))
         if CHANGE in columns:
+            _check_kinds(cursor, which, table)
+        if CHANGE in columns and retracts:
             _check_changes(cursor, which, table, columns, key)
         elif key:
             _check_key(cursor, which, table, key)
@@ -324,16 +343,21 @@ def _shown(key: Sequence[str], row: Sequence[Any]) -> str:
     return ", ".join(f"{name} {value!r}"[:100] for name, value in zip(key, row, strict=False))
 
 
-def _check_changes(cursor: Any, which: str, table: TableName, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
-    """Check that `_change` has known values only, that no key is null, and that at most one row of each key is left."""
+def _check_kinds(cursor: Any, which: str, table: TableName) -> None:  # noqa: ANN401 - a cursor
+    """Check that `_change` has known values only."""
     from psycopg2 import sql
 
-    known = (*ADDED, *TAKEN_BACK)
     strange = sql.SQL("SELECT {0} FROM {1} WHERE {0} IS NULL OR {0} <> ALL(%s) LIMIT 1")
-    cursor.execute(strange.format(sql.Identifier(CHANGE), table.sql), (list(known),))
+    cursor.execute(strange.format(sql.Identifier(CHANGE), table.sql), (list(KINDS),))
     if row := cursor.fetchone():
-        msg = f"{which}: column {CHANGE}: expected {', '.join(known)}, found {row[0]!r}; correct it in the transform"
+        msg = f"{which}: column {CHANGE}: expected {', '.join(KINDS)}, found {row[0]!r}; correct it in the transform"
         raise BadValue(msg)
+
+
+def _check_changes(cursor: Any, which: str, table: TableName, columns: Columns, key: Sequence[str]) -> None:  # noqa: ANN401 - a cursor
+    """Check that no key of a retract is null, and that at most one row of each key is left."""
+    from psycopg2 import sql
+
     _check_nulls(cursor, which, table, key)
     names = sql.SQL(", ").join(map(sql.Identifier, key))
     left = net(table, [name for name in columns if name != CHANGE], ">")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.errors import ConfigError, SinkUnavailable
+from twophase.sinks import modes
 from twophase.sinks.postgres import catalog, rights, slot_rows
 from twophase.sinks.postgres.catalog import CatalogColumn
 from twophase.sinks.postgres.promotion import Mode
@@ -15,7 +16,6 @@ from twophase.sinks.postgres.staging_table import CHECKPOINT
 from twophase.storage import database
 from twophase.storage.database import TableName
 
-MODES = ("append", "upsert", "retract", "replace")
 BY_KEY = ("upsert", "retract")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]*")
 #: The most partitions that a target may have: PostgreSQL plans over all of them (docs/how-to/postgres.md).
@@ -28,9 +28,7 @@ def check_declared(which: str, conn_id: str, mode: Mode, slot_column: str | None
     if not conn_id:
         msg = f"{which}: conn_id is missing; name the Airflow connection of the database"
         raise ConfigError(msg)
-    if mode.name not in MODES:
-        msg = f"{which}: unknown mode {mode.name!r}, expected {', '.join(MODES)}"
-        raise ConfigError(msg)
+    modes.check_declared(which, "Postgres", mode.name)
     if bool(mode.key) != by_key:
         found = f"mode {mode.name!r} with{'' if mode.key else 'out'} a key"
         msg = f"{which}: {found}; {' and '.join(BY_KEY)} need key=[…], and nothing else has one"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from twophase.changelog import CHANGE
 from twophase.core.checkpoint import Output
 from twophase.sinks.postgres import history, staging_table
 from twophase.sinks.postgres.promotion import MARKERS, Mode, PostgresPromoter
@@ -37,6 +39,10 @@ class Held:
         values = (output.key.pipeline, str(self.target), output.key.checkpoint_id)
         self.cursor.execute(query, values[: 2 if whole else 3])
         return bool(self.cursor.fetchone() == (output.key.checkpoint_id, output.key.revision))
+
+    def keeps(self, output: Output) -> bool:
+        """Say whether the history has what a revision changed by key, and no later revision has replaced it."""
+        return self.stands(output) and PostgresPromoter("", self.mode, output).kept(self.cursor)
 
     def mine(self, output: Output) -> Composable | None:
         """Return the condition for the rows of a revision that stands; None if all rows of the table are."""
@@ -72,8 +78,19 @@ class Held:
         found, gone = history.entries(self.cursor, table, promoter.order, self.target, self.mode.key)
         if found != output.manifest["rows"]:
             yield f"history of {self.target}: expected {output.manifest['rows']} keys of checkpoint, found {found}"
-        if gone:
+        if gone and not self._has_deletions(output):
             yield f"table {self.target}: {gone} keys of checkpoint are not there any more"
+
+    def _has_deletions(self, output: Output) -> bool:
+        """Say whether any checkpoint of this target may have deleted keys: then a key that is gone proves nothing."""
+        from psycopg2 import sql
+
+        query = sql.SQL(
+            "SELECT FROM {} WHERE pipeline = %s AND target = %s AND manifest->'schema' @> %s::jsonb LIMIT 1"
+        )
+        deleting = json.dumps([[CHANGE, "string"]])
+        self.cursor.execute(query.format(MARKERS.sql), (output.key.pipeline, str(self.target), deleting))
+        return self.cursor.fetchone() is not None
 
     def strangers(self, known: Sequence[Output]) -> Iterator[str]:
         """Yield the checkpoints that rows carry and that are not among these outputs."""

@@ -71,6 +71,9 @@ class _Log(Files):
     def _given_names(self) -> list[str]:
         return []
 
+    def _rows(self, frame: Any, output: Output) -> Any:  # noqa: ANN401, ARG002 - a sender may be given a changelog
+        return frame
+
 
 class WriteAhead(Sink):
     """Sends rows to a system that has no sink here: at least once, or exactly once if it keeps the ids of rows."""
