@@ -27,7 +27,7 @@ PAGES = ("README.md", "docs/quickstart.md")
 #: Pages whose Python blocks each stand for themselves.
 DECLARING = (
     "docs/operations.md",
-    *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains")),
+    *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains", "changelogs")),
     *(f"docs/how-to/{name}.md" for name in ("delta", "iceberg", "intervals", "kafka-source", "write-ahead")),
 )
 

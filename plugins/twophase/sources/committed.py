@@ -5,9 +5,10 @@ So records pass through several pipelines exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from twophase.changelog import CHANGE, CHECKPOINT
 from twophase.core.checkpoint import Input, Known, Position
 from twophase.core.errors import ConfigError, InputChanged
 from twophase.sinks.base import Sink
@@ -31,15 +32,23 @@ class Committed(Source):
     stale, until a new revision reads the replacement.
     """
 
-    identity = ("pipeline", "sink")
+    identity = ("pipeline", "sink", "changes")
     fixed_while_pending = ()
 
     per_revision = True
 
-    def __init__(self, pipeline: str, sink: str, *, max_checkpoints: int | None = None) -> None:
-        """Name the other pipeline and its write, and how many of its checkpoints one checkpoint here reads at most."""
+    def __init__(self, pipeline: str, sink: str, *, max_checkpoints: int | None = None, changes: bool = False) -> None:
+        """Name the other pipeline and its write, and how many of its checkpoints one checkpoint here reads at most.
+
+        With `changes` what it changed is read, as a changelog: `_change` says +I, -U, +U or -D, and `_checkpoint` is
+        the number of the other pipeline's checkpoint.
+        """
         self.pipeline = pipeline
         self.sink = sink
+        self.changes_only = changes
+        if not isinstance(changes, bool):
+            msg = f"{self._who}: changes: expected True or False, found {changes!r}"
+            raise ConfigError(msg)
         self.max_checkpoints = max_checkpoints
         if max_checkpoints is not None and not (type(max_checkpoints) is int and max_checkpoints > 0):
             msg = f"{self._who}: max_checkpoints {max_checkpoints!r}: expected a whole number above 0"
@@ -51,7 +60,12 @@ class Committed(Source):
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
-        return {"pipeline": self.pipeline, "sink": self.sink, "max_checkpoints": self.max_checkpoints}
+        return {
+            "pipeline": self.pipeline,
+            "sink": self.sink,
+            "max_checkpoints": self.max_checkpoints,
+            **({"changes": True} if self.changes_only else {}),
+        }
 
     def discover(
         self,
@@ -71,7 +85,8 @@ class Committed(Source):
             standing = progress.committed(self.pipeline, self.sink, start, None, self.max_checkpoints)
             end = standing.end if standing.outputs else start
         if standing.upstream:
-            Sink.load(dict(standing.upstream["sink"])).check_readable(standing.outputs)
+            sink = Sink.load(dict(standing.upstream["sink"]))
+            (sink.check_changes if self.changes_only else sink.check_readable)(standing.outputs)
         return Input(ranges={SEQ: (start, end)}, outputs=standing.outputs, upstream=standing.upstream)
 
     def check(self, fixed: Input) -> None:
@@ -105,8 +120,16 @@ class Committed(Source):
             if not schema:
                 msg = f"{self._who}: nothing was committed there yet, so its columns are not known; run it first"
                 raise ConfigError(msg)
-            return spark.createDataFrame([], ddl(schema))
+            return spark.createDataFrame([], ddl(self._columns(schema)))
+        if self.changes_only:
+            return cast("DataFrame", self._sink(fixed).read_changes(spark, fixed.outputs))
         return cast("DataFrame", self._sink(fixed).read(spark, fixed.outputs).drop("checkpoint"))
+
+    def _columns(self, schema: Iterable[Sequence[str]]) -> list[Sequence[str]]:
+        """Return the columns of what is read, from those that were written."""
+        if not self.changes_only:
+            return list(schema)
+        return [*(column for column in schema if column[0] != CHANGE), (CHANGE, "string"), (CHECKPOINT, "bigint")]
 
     def explain(self, fixed: Input, error: Exception) -> Exception | None:
         """Explain a read error: most likely a revision was replaced or removed while Spark read its files."""

@@ -100,20 +100,7 @@ class Iceberg(LogTableSink):
 
     def config(self) -> dict[str, Any]:
         """Return the arguments that build an equal sink."""
-<<<<<<< HEAD
         return {"table": self.table, "catalog": self.catalog, **super().config()}
-=======
-        return {
-            "table": self.table,
-            "path": self.location(),
-            "catalog": self.catalog,
-            "conn_id": self.conn_id,
-            **({"mode": self.mode} if self.mode != "append" else {}),
-            "partition_by": self.partition_by,
-            "options": self.options,
-            "properties": self.properties,
-        }
->>>>>>> bf0b311 (Let a write say its mode, and merge by key into Delta tables)
 
     @property
     def _who(self) -> str:
