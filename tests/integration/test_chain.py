@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -51,7 +52,7 @@ def clean(sink: Sink | None = None) -> Pipeline:
     )
 
 
-def hop(name: str, upstream: str, **options: int) -> Pipeline:
+def hop(name: str, upstream: str, **options: Any) -> Pipeline:
     return Pipeline(
         name,
         reads={"rows": sources.Committed(upstream, "lake", **options)},

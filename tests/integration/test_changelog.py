@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,9 +64,11 @@ def test_a_changelog_applied_as_it_is_retracting_and_upserting_gives_the_final_t
         after = shown(row for case, history in enumerate(found) for row in rows(case, history[-1]))
         log = None
         for number in range(1, 4):
-            pairs = [(case, *history[number - 1 : number + 1]) for case, history in enumerate(found)]
-            steps = [(case, pair) for case, *pair in pairs if len(pair) == 2]
-            sides = [frame(spark, [row for case, pair in steps for row in rows(case, pair[side])]) for side in (0, 1)]
+            steps = [(case, history) for case, history in enumerate(found) if len(history) > number]
+            sides = [
+                frame(spark, [row for case, history in steps for row in rows(case, history[at])])
+                for at in (number - 1, number)
+            ]
             step = changelog.changelog(sides[0], sides[1], KEY)
             step = step.selectExpr("*", f"{number} AS _checkpoint") if ordered else step
             log = step if log is None else log.unionByName(step)
@@ -160,7 +162,7 @@ def test_what_is_wrong_with_a_row_names_its_key_whatever_is_asked_of_the_frame(s
 
 def test_what_cannot_be_a_changelog_is_refused_at_once(spark: SparkSession) -> None:
     table, log = frame(spark, []), frame(spark, [], LOG)
-    cases = {
+    cases: dict[str, Callable[[], object]] = {
         "expected a column _change string, found none": lambda: changelog.to_upsert(table, KEY),
         "key 'nothing': expected columns": lambda: changelog.to_upsert(log, "nothing"),
         "key \\[\\]: expected columns": lambda: changelog.to_upsert(log, []),

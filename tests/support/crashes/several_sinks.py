@@ -65,6 +65,7 @@ DECLARED: dict[str, Callable[[], Sink]] = {
         "support.sinks.senders:Keeping", arguments={"path": str(home() / "kept.db")}, idempotent=True
     ),
     "delta": lambda: sinks.Delta("delta/words"),
+    "delta_upserted": lambda: sinks.Delta("delta/upserted", mode="upsert", key=["id"]),
     "iceberg": lambda: sinks.Iceberg("db.words", path="iceberg/words", catalog=os.environ.get(CATALOG) or IN_A_FILE),
     "kafka": lambda: sinks.Kafka(f"words-{_mine()}", conn_id="kafka", markers=f"markers-{_mine()}"),
     "delta_s3": lambda: sinks.Delta(f"{_bucket()}/delta/words", conn_id=CONN_ID),
@@ -72,8 +73,8 @@ DECLARED: dict[str, Callable[[], Sink]] = {
         "db.remote", path=f"{_bucket()}/iceberg/words", conn_id=CONN_ID, catalog=IN_A_FILE
     ),
 }
-#: Those on this machine's disk and in its database.
-LOCAL = tuple(kind for kind in DECLARED if not kind.endswith("_s3") and kind != "kafka")
+#: Those on this machine's disk and in its database; what a merge has overwritten cannot be replaced.
+LOCAL = tuple(kind for kind in DECLARED if not kind.endswith("_s3") and kind not in {"kafka", "delta_upserted"})
 #: The tables of the target database.
 TABLES = {
     "postgres": "words",

@@ -23,21 +23,32 @@ CHECKED = frozenset({"promote.checked", "promote.visible"})
 TAKEN = frozenset({"promote.taken"})
 RECEIPTED = frozenset({"promote.receipt"})
 POSTGRES_ONLY = frozenset({"promote.marked", "promote.applied"})
-LAKES = ("delta", "iceberg", "delta_s3", "iceberg_s3")
+LAKES = ("delta", "delta_upserted", "iceberg", "delta_s3", "iceberg_s3")
 ALL = "+".join(several_sinks.LOCAL)
 TWO = ("files+postgres", "postgres+delta", "files+iceberg", "files+sent", "kafka+files", "postgres+kafka")
 #: A table of files alone has a matrix of its own; what is staged again for one is here.
 KINDS = {
     "checkpoint": (*(kind for kind in several_sinks.DECLARED if kind != "files"), *TWO, ALL),
-    # What was sent cannot be taken back.
+    # What was sent cannot be taken back, nor what was merged.
     "replacement": (
-        *(kind for kind in several_sinks.DECLARED if kind not in {"files", "sent", "kafka"}),
+        *(kind for kind in several_sinks.DECLARED if kind not in {"files", "sent", "kafka", "delta_upserted"}),
         *(kinds for kinds in TWO if {"sent", "kafka"}.isdisjoint(several_sinks.split(kinds))),
         "+".join(kind for kind in several_sinks.LOCAL if kind != "sent"),
         *(f"{kinds}{several_sinks.BY_SLOTS}" for kinds in ("replaced", "upserted", "files+replaced")),
     ),
     "restage": (
-        *("files", "postgres", "attached", "upserted", "retracted", "constrained", "delta", "iceberg", "sent"),
+        *(
+            "files",
+            "postgres",
+            "attached",
+            "upserted",
+            "retracted",
+            "constrained",
+            "delta",
+            "delta_upserted",
+            "iceberg",
+            "sent",
+        ),
         *("files+postgres", "postgres+delta", "files+sent"),
     ),
 }
@@ -52,6 +63,7 @@ FEW: dict[str, dict[str, tuple[str, ...]]] = {
         "attached": ("promote.applied",),
         "constrained": ("vote.tried", "promote.applied"),
         "delta": ("promote.checked", "promote.visible"),
+        "delta_upserted": ("promote.visible",),
         "iceberg": ("promote.visible",),
         "kafka": ("kafka.marked", "kafka.committed"),
         "kafka+files": ("kafka.sent",),

@@ -373,8 +373,8 @@ class LogTableSink(Sink):
         if name not in self._standing():
             self.storage.remove(left.path, home)
 
-    def _attempts(self, home: str) -> Iterator[Attempt]:
-        for folder in (home, f"{home}/manifests"):
+    def _attempts(self, home: str, *, manifests: bool = True) -> Iterator[Attempt]:
+        for folder in (home, f"{home}/manifests")[: 2 if manifests else 1]:
             for name, path in self.storage.entries(folder):
                 if match := ATTEMPT.fullmatch(name):
                     yield Attempt(int(match[1]), int(match[2]), int(match[3]), path, manifest=folder != home)

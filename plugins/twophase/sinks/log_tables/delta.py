@@ -24,6 +24,7 @@ from twophase.formats import delta_types, parquet_schema, parquet_statistics, sp
 from twophase.formats.log_errors import Conflict, Trouble, delta_explained, delta_line
 from twophase.formats.table_rules import Rule
 from twophase.sinks import modes
+from twophase.sinks.base import Attempt
 from twophase.sinks.log_tables import delta_merge
 from twophase.sinks.log_tables.base import LogTableSink
 from twophase.sinks.log_tables.commits import Change, LogTable
@@ -204,6 +205,12 @@ class Delta(LogTableSink):
         table = self._opened() if self.key else None
         if isinstance(table, DeltaLog):
             table.fence()
+
+    def left_by(self, revisions: Mapping[tuple[int, int], int]) -> Iterator[Attempt]:
+        """List what attempts left; what was merged lies there, too, and is dead whichever revision it is of."""
+        if revisions or not self.key:
+            return super().left_by(revisions)
+        return self._attempts(self._home, manifests=False)
 
     def verify(self, output: Output) -> Iterator[str]:
         """Compare a committed revision with the table; of an upsert only the marker can tell."""
