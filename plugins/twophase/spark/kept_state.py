@@ -23,6 +23,7 @@ from twophase.state.differences import CHANGE
 from twophase.state.manifest import StateManifest
 from twophase.state.newest_rows import microseconds, ranges
 from twophase.state.next_state import next_state, one_per_partition
+from twophase.state.reader import RANGE_ROWS
 from twophase.state.run_files import DELETED, HASH
 from twophase.state.task_runs import TaskReport
 from twophase.storage import spark_task_errors
@@ -31,8 +32,6 @@ from twophase.storage.spark_paths import ddl, quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: How many rows a task scans.
-_SCANNED_ROWS = 1 << 19
 #: What `mapInArrow` reports when nothing else is given out.
 _REPORT = "report string"
 
@@ -245,7 +244,7 @@ class KeptState:
 def whole_state(spark: SparkSession, home: Path, manifest: StateManifest, as_of: datetime | None = None) -> DataFrame:
     """Return all rows of a state as of a manifest; each task scans a range of hashes."""
     types = ddl(manifest.schema)
-    parts = ranges(manifest.runs, rows=_SCANNED_ROWS)
+    parts = ranges(manifest.runs, rows=RANGE_ROWS)
     if not parts:
         return spark.createDataFrame([], types)
     place = StatePlace(str(home), manifest, as_of)

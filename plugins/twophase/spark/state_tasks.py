@@ -115,7 +115,7 @@ class Whole:
             reader = self.place.reader()
             for batch in batches:
                 for at in batch.column(0).to_pylist():
-                    yield from reader.scan(*self.ranges[at])
+                    yield from reader.scan(self.ranges[at])
 
 
 @dataclass(frozen=True)

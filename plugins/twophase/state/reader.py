@@ -125,13 +125,11 @@ class StateReader:
             at = pa.array(places, mask=~there)
         return FoundRows({name: column(name, self.kinds[name]) for name in names}, there, counted, deleted)
 
-    def scan(self, low: int | None = None, high: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows that are there, or those with a hash from `low` to `high`; in the order of their hashes."""
-        for first, last in ranges(self.manifest.runs, rows=RANGE_ROWS):
-            if (low is None or last >= low) and (high is None or first <= high):
-                within = (max(first, first if low is None else low), min(last, last if high is None else high))
-                rows = newest(self.runs, self.manifest.schema, self.manifest.key, *within)
-                yield from living(rows, self.as_of).select(list(self.kinds)).to_batches(max_chunksize=BATCH_ROWS)
+    def scan(self, within: tuple[int, int] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows that are there, or those of one range of hashes; in the order of their hashes."""
+        for low, high in [within] if within else ranges(self.manifest.runs, rows=RANGE_ROWS):
+            rows = newest(self.runs, self.manifest.schema, self.manifest.key, low, high)
+            yield from living(rows, self.as_of).select(list(self.kinds)).to_batches(max_chunksize=BATCH_ROWS)
 
 
 class KeyChange(NamedTuple):
