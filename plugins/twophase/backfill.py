@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from twophase.attempt import Stager
 from twophase.core.checkpoint import Json, Revision, Run
 from twophase.core.errors import ConfigError, TwophaseError
+from twophase.core.lineage import Lineage
 from twophase.core.slots import Slot, between, duration, length_of, moment
 from twophase.runner import Runner
-from twophase.wiring import load
+from twophase.wiring import coordinator_of, load
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -111,11 +112,14 @@ class Backfill:
         self._stager = stager
         self._runners: dict[str, Runner] = {}
         self.items = self._select()
+        replays = self.pipeline.state is not None and self.selection.checkpoints is not None
+        if replays:
+            coordinator_of(record, self.pipeline).recover(decided_only=True)
         with record.transaction() as tx:
             chosen = self.selection.config()
             if anew:
                 backfills.give_up(tx.connection, pipeline, chosen)
-            if self.pipeline.state is not None and self.selection.checkpoints:
+            if replays:
                 tx.lock(pipeline)
                 self._check_replay(tx)
                 backfills.take_lane(tx.connection, pipeline, chosen)
@@ -144,6 +148,7 @@ class Backfill:
                 f" through the latest one, {latest}: `twophase backfill {name} --checkpoints {first}..latest`"
             )
             raise ConfigError(msg)
+        Lineage(name).check_idle(tx, f"pipeline {name!r}")
         if tx.standing_base(name, first).swept:
             oldest = tx.oldest_state(name)
             possible = "no state is kept" if oldest is None else f"a replay can start from {oldest + 1} at the earliest"

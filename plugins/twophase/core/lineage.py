@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from twophase.core.checkpoint import Base, Json, Key, Revision
 from twophase.core.errors import Busy, ConfigError, IllegalTransition
+from twophase.core.states import UNDECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,18 +32,19 @@ class Lineage:
     # --- begin, under the pipeline's lock ----------------------------------------------------------------------------
 
     def check_regular(self, tx: Transaction) -> None:
-        """Raise Busy while a replay holds the regular lane."""
-        if why := self._held_up(tx.lane(self.pipeline)):
+        """Raise Busy while a replay holds the regular lane, or a state is being replaced."""
+        why = self._held_up(tx.lane(self.pipeline))
+        for other in tx.unfinished(self.pipeline) if why is None else ():
+            if not other.in_order and other.state in UNDECIDED:
+                why = f"{other.key} replaces a state that the next one would read"
+        if why is not None:
             msg = f"pipeline {self.pipeline!r}: {why}; nothing was begun"
             raise Busy(msg)
 
     def check_replay(self, tx: Transaction, checkpoint_id: int, backfill: str | None) -> None:
         """Refuse a replacement that would not start from the state that stands, or that does not hold the lane."""
         which = f"checkpoint {self.pipeline}/{checkpoint_id}"
-        for other in tx.unfinished(self.pipeline):
-            if other.in_order:
-                msg = f"{which}: {other.key} is {other.state.lower()}; a replay begins when it is done"
-                raise Busy(msg)
+        self.check_idle(tx, which)
         if why := self._refusal(tx.lane(self.pipeline), checkpoint_id, backfill):
             msg = f"{which}: {why}"
             raise ConfigError(msg)
@@ -51,6 +53,16 @@ class Lineage:
             first = "none is kept" if oldest is None else f"the first that can be replayed is {oldest + 1}"
             msg = f"{which}: the state before it is not kept any more; {first}"
             raise ConfigError(msg)
+
+    def check_idle(self, tx: Transaction, which: str) -> None:
+        """Raise Busy while a regular revision is undecided, or waits for its promotion (S4).
+
+        A replay asks before it takes the lane, too: otherwise it would refuse the commit of a run that goes on.
+        """
+        for other in tx.unfinished(self.pipeline):
+            if other.in_order:
+                msg = f"{which}: {other.key} is {other.state.lower()}; a replay begins when it is done"
+                raise Busy(msg)
 
     def check_restage(self, tx: Transaction, key: Key) -> None:
         """Refuse to stage a state again while a later revision is live or decided, which may have read it."""

@@ -332,10 +332,21 @@ class MemoryTransaction:
         return not any(key[0] == pipeline and key[1] > checkpoint_id and row["commit_seq"] for key, row in rows)
 
     def is_replayed(self, pipeline: str, checkpoint_id: int, backfill: str) -> bool:
-        return False  # nothing here has backfills
+        lane: Lane = self._rows("lane").get(pipeline, Lane())
+        earlier = range(lane.first or checkpoint_id, checkpoint_id)
+        return lane.replay == backfill and all(self.decided_in(pipeline, one, backfill) for one in earlier)
 
     def decided_in(self, pipeline: str, checkpoint_id: int, backfill: str) -> Revision | None:
-        raise NotImplementedError  # nothing here has backfills
+        mine = [r for r in self._revisions(pipeline) if (r.checkpoint_id, r.backfill) == (checkpoint_id, backfill)]
+        return max((r for r in mine if r.commit_seq is not None), key=lambda r: r.revision, default=None)
+
+    def hold_lane(self, pipeline: str, replay: str | None, first: int) -> bool:
+        """Let a replay hold the lane, or end it (None); False: another one holds it from an earlier checkpoint on."""
+        lane = self.lane(pipeline)
+        if lane.replay is not None and replay is not None and (lane.first or 0) < first:
+            return False
+        self._put("lane", pipeline, lane._replace(replay=replay, first=None if replay is None else first))
+        return True
 
     def newest_of_run(self, pipeline: str, run: Run, checkpoint_id: int | None) -> Revision | None:
         raise NotImplementedError  # nothing here runs under Airflow
@@ -378,7 +389,7 @@ class MemoryTransaction:
             msg = f"checkpoint {key}: duplicate key"
             raise IllegalTransition(msg)
         row = {"state": State.OPEN, "epoch": 0, "kind": kind, "run": run, "lease_until": self.record.now + lease}
-        self._write_revision(key, row | {"parked_reason": None, "commit_seq": None})
+        self._write_revision(key, row | {"parked_reason": None, "commit_seq": None, "backfill": backfill})
         self.events.append(Event(key, 0, "begin", State.OPEN))
         return self._revision(key)
 
@@ -438,7 +449,7 @@ class MemoryTransaction:
         if before.epoch != epoch or before.state not in UNDECIDED or (before.leased and before.run != run):
             msg = f"checkpoint {key}: run {before.run} was faster; nothing was changed"
             raise Fenced(msg)
-        row = dict(self._rows("revision")[key], run=run, lease_until=self.record.now + lease)
+        row = dict(self._rows("revision")[key], run=run, lease_until=self.record.now + lease, backfill=backfill)
         self._write_revision(key, row)
 
     def renew(self, key: Key, *, epoch: int, lease: float | None) -> None:

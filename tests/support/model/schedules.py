@@ -284,17 +284,21 @@ class World:
                 coordinator.abort(attempt, "an audit said no")
                 msg = f"checkpoint {attempt.key}: an audit said no"
                 raise ManifestMismatch(msg)
-            self.sinks[participant.name].check(output)
+            self._kind(participant.name).check(output)
             votes.append(replace(participant, vote=True, manifest=output.manifest))
         return attempt, votes
 
     def _still_staged(self, coordinator: Coordinator, revision: Revision) -> bool:
         try:
             for participant in coordinator.transact(lambda tx: tx.participants(revision.key)):
-                self.sinks[participant.name].check(participant.output(revision))
+                self._kind(participant.name).check(participant.output(revision))
         except ManifestMismatch:
             return False
         return True
+
+    def _kind(self, name: str) -> MemorySink:
+        """Return what a participant stages into."""
+        return self.sinks[name]
 
     def _write(self, output: Output) -> Output:
         """Do what Spark does: read the fixed input, write it in two files, seal them."""
@@ -322,7 +326,7 @@ class World:
             for participant in participants:
                 if participant.attempt == attempt.epoch:
                     output = self._write(participant.output(attempt))
-                    self.sinks[participant.name].check(output)
+                    self._kind(participant.name).check(output)
                     coordinator.vote(attempt, participant.name, yes=True, manifest=output.manifest)
             coordinator.finish(found.key)
 
@@ -462,7 +466,8 @@ class World:
         participants = [item for item in sorted(self.record.table("participant").items()) if item[1].vote]
         if participants:
             (_, name), participant = participants[number % len(participants)]
-            self.sinks[name].write(participant.handle, "straggler", [("0", 0)])
+            if name in self.sinks:
+                self.sinks[name].write(participant.handle, "straggler", [("0", 0)])
 
     def turn(self, process: Process, budget: int, until: str | None = None) -> None:
         """Give a process the baton; judge how it ended, if it did."""
