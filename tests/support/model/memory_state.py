@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from support.model import schedules
@@ -102,7 +102,7 @@ class MemoryState:
 
     def attempts(self) -> list[Left]:
         found = [(name, ATTEMPT.fullmatch(name)) for name in self.files]
-        return [Left(*(int(match[n]) for n in (1, 2, 3)), name) for name, match in found if match]
+        return [Left(int(match[1]), int(match[2]), int(match[3]), name) for name, match in found if match]
 
     def remove(self, left: Left) -> None:
         self.pause("state.remove")
@@ -166,7 +166,7 @@ class StateWorld(World):
         return replace(output, manifest=self.state.stage(output, before, rows))
 
     def _kind(self, name: str) -> MemorySink:
-        return self.state if name == "state" else self.sinks[name]  # type: ignore[return-value] - it is asked the same
+        return cast("MemorySink", self.state) if name == "state" else self.sinks[name]  # it is asked the same
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
