@@ -116,7 +116,8 @@ def test_every_declaration_in_the_documents_can_be_declared(
     found = [
         block
         for block in blocks(page)
-        if block.language == "python" and not re.search(r"^import (duckdb|polars)", block.content, re.MULTILINE)
+        if (block.language, block.mark) == ("python", "")
+        and not re.search(r"^import (duckdb|polars)", block.content, re.MULTILINE)
     ]
 
     for block in found:
