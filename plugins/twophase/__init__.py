@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twophase import audits, committers, sinks, sources
+    from twophase import audits, committers, sinks, sources, windows
     from twophase.committed_reads import committed_files, read_committed
     from twophase.core.retention import Retention
     from twophase.pipeline import Pipeline
     from twophase.runner import run
+    from twophase.spark.continuous.declaration import sql
     from twophase.state.declaration import State
     from twophase.state_reads import read_state, state_changes
 
@@ -30,7 +31,9 @@ __all__ = [
     "run",
     "sinks",
     "sources",
+    "sql",
     "state_changes",
+    "windows",
 ]
 
 _HOMES = {
@@ -41,6 +44,7 @@ _HOMES = {
     "read_committed": "twophase.committed_reads",
     "read_state": "twophase.state_reads",
     "run": "twophase.runner",
+    "sql": "twophase.spark.continuous.declaration",
     "state_changes": "twophase.state_reads",
 }
 

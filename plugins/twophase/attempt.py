@@ -104,7 +104,7 @@ class Staging:
             revision=attempt.revision,
             attempt=attempt.epoch,
             slot=attempt.slot,
-            transform=self.pipeline.transform if isinstance(self.pipeline.transform, str) else None,
+            transform=self.pipeline.shipped_transform,
             reads={
                 name: PlannedRead(self.pipeline.reads[name].declaration(), fixed)
                 for name, fixed in opened.inputs.items()

@@ -14,6 +14,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.retention import Retention
 from twophase.sinks.base import Sink
 from twophase.sources.base import Source
+from twophase.spark.continuous.declaration import ContinuousQuery
 from twophase.spark.transforms import RESERVED
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
-Transform = str | Callable[..., Any]
+Transform = str | Callable[..., Any] | ContinuousQuery
 
 
 class Pipeline:
@@ -49,8 +50,12 @@ class Pipeline:
         self.name = name
         self.reads = dict(reads)
         self.transform = transform
+        if isinstance(transform, ContinuousQuery):
+            self.transform = transform.over([name for name, source in self.reads.items() if source.unversioned])
         self.writes = dict(writes)
         self.state = state
+        if isinstance(self.transform, ContinuousQuery) and self.transform.keeps_state:
+            self.state = self._derived(self.transform, state)
         self.audits = list(audits)
         self.retention = retention or Retention()
         self.max_pending = max_pending
@@ -83,6 +88,24 @@ class Pipeline:
         self._check_states()
         self._check_audits()
         self._check_locations()
+
+    def _derived(self, query: ContinuousQuery, state: object) -> State:
+        """Return the state that a continuous query brings; refuse another one beside it."""
+        from twophase.state.declaration import DerivedState
+
+        if state is not None and not isinstance(state, DerivedState):
+            msg = (
+                f"pipeline {self.name!r}: its transform is a continuous query with a state of its own; leave out state"
+            )
+            raise ConfigError(msg)
+        return DerivedState(retain=query.retain)
+
+    @property
+    def shipped_transform(self) -> str | dict[str, Any] | None:
+        """Return the transform as a submitted job is told of it; None: it has none, or a function of this process."""
+        if isinstance(self.transform, ContinuousQuery):
+            return self.transform.declaration()
+        return self.transform if isinstance(self.transform, str) else None
 
     @property
     def slotted(self) -> bool:
@@ -237,8 +260,9 @@ class Pipeline:
 
     def declaration(self) -> dict[str, Any]:
         """Return what the record keeps: enough to recover without the file that declares the pipeline."""
-        transform = self.transform
-        if transform is not None and not isinstance(transform, str):
+        transform: Any = self.shipped_transform
+        if transform is None and self.transform is not None:
+            transform = self.transform
             module = getattr(transform, "__module__", type(transform).__module__)
             transform = f"{module}:{getattr(transform, '__qualname__', type(transform).__qualname__)}"
         declared = {
@@ -272,6 +296,9 @@ class Pipeline:
     def changes(self, old: Mapping[str, Any], pending: bool) -> list[str]:  # noqa: FBT001 - asked by the registry
         """Say in words which changes from an older declaration are not allowed once there are checkpoints."""
         problems = self._changes_of_state(old, pending=pending)
+        before, now = old.get("transform"), self.transform
+        if isinstance(now, ContinuousQuery) and isinstance(before, dict):
+            problems += [f"transform: {change}" for change in now.changes(before, pending=pending)]
         parts: tuple[tuple[str, Mapping[str, Declared]], ...] = (("read", self.reads), ("write", self.writes))
         for what, mine in parts:
             for name, before in old[f"{what}s"].items():
@@ -320,8 +347,10 @@ def _loaded_state(declaration: Mapping[str, Any]) -> State | dict[str, State] | 
     return {name: State.load(one) for name, one in declaration["states"].items()}
 
 
-def _loaded_transform(path: str | None) -> Transform | None:
+def _loaded_transform(path: str | dict[str, Any] | None) -> Transform | None:
     """Return a transform from the record: its import path, or a function that refuses to run if it has none."""
+    if isinstance(path, dict):
+        return ContinuousQuery.load(path)
     return path if path is None or re.fullmatch(r"[\w.]+:[\w.]+", path) else _not_importable
 
 

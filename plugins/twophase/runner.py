@@ -93,7 +93,7 @@ def stager_for(
     if spark is not None:
         installed.check(Path(sys.modules[type(spark).__module__.partition(".")[0]].__path__[0]))
         return InProcess(spark, pipeline.transform)
-    if not isinstance(pipeline.transform, str):
+    if pipeline.shipped_transform is None:
         if pipeline.transform is None:
             msg = f"pipeline {pipeline.name!r}: it has no transform; only the stage task of Airflow can submit its job"
         else:

@@ -29,6 +29,7 @@ DECLARING = (
     "docs/operations.md",
     *(f"docs/how-to/{name}.md" for name in ("airflow", "audits", "bad-records", "chains", "changelogs")),
     *(f"docs/how-to/{name}.md" for name in ("delta", "iceberg", "intervals", "kafka-source", "write-ahead")),
+    *(f"docs/how-to/{name}.md" for name in ("continuous-sql", "windows")),
 )
 
 _BLOCK = re.compile(

@@ -44,6 +44,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         "testing",
         "positions",
         "unbegun",
+        "windows",
     },
     frozenset({"airflow", "cli", "web"}),
 )

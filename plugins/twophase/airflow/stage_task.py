@@ -90,7 +90,7 @@ class StagingOperator(BaseOperator):
         self.approval = approval
         self.worked_on: Key | None = None
         self._failing: Failing | None = None
-        if isinstance(pipeline.transform, str) == bool(self.application):
+        if (pipeline.shipped_transform is not None) == bool(self.application):
             msg = (
                 f"pipeline {pipeline.name!r}: expected either a transform as `module:function`, or application= with a"
                 " Spark job of your own that writes to {{ staging('write') }}; a function cannot be submitted"

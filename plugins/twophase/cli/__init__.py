@@ -15,6 +15,7 @@ from twophase.cli import (
     backfill,
     demo,
     diff,
+    explain,
     local,
     maintenance,
     manual_decisions,
@@ -115,7 +116,7 @@ def _root(
 
 #: In the order of `twophase --help`.
 _DECIDING = (manual_decisions, positions, reconcile)
-_COMMANDS = (run, backfill, record_views, state, diff, maintenance, *_DECIDING, local, status, demo)
+_COMMANDS = (run, explain, backfill, record_views, state, diff, maintenance, *_DECIDING, local, status, demo)
 for _module in _COMMANDS:
     _module.add_to(app)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -82,6 +82,7 @@ class KeptState:
         self._place = StatePlace(str(home), self._base, timestamp)
         self._shared: list[DataFrame] = []
         self._changelogs: list[tuple[DataFrame, DataFrame]] = []
+        self._watermarks = dict(base.watermarks)
 
     def _check_base(self, base: StateManifest) -> None:
         declared = self._declaration
@@ -133,6 +134,20 @@ class KeptState:
         found = self._hashed(new_state).mapInArrow(state_tasks.Changelog(self._place), self._change_columns)
         self._changelogs.append((found, new_state))
         return found
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Return the key columns."""
+        return self._declaration.key
+
+    @property
+    def watermarks(self) -> Mapping[str, Any]:
+        """Return how far event time had come before this checkpoint, by the names of reads."""
+        return self._base.watermarks
+
+    def advance(self, watermarks: Mapping[str, Any]) -> None:
+        """Take what the manifest is to keep of event time; `twophase.windows` and continuous queries call it."""
+        self._watermarks = dict(watermarks)
 
     @property
     def _change_columns(self) -> str:
@@ -224,7 +239,10 @@ class KeptState:
                 msg = f"new_state: the tasks gave out {given} rows, and the sink staged {rows}; run again"
                 raise AttemptFailed(msg)  # noqa: TRY301 - named below like the others
             columns = self._declaration.columns
-            return next_state(self._home, self._base, columns, tasks, begin=self._begin, timestamp=self._timestamp)
+            return next_state(
+                self._home, self._base, columns, tasks,
+                begin=self._begin, timestamp=self._timestamp, watermarks=self._watermarks,
+            )  # fmt: skip
         except AttemptFailed as error:
             msg = f"{self._which}: {error}"
             raise type(error)(msg) from error

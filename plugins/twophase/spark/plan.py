@@ -61,8 +61,8 @@ class Plan:
     revision: int
     attempt: int
     slot: str | None
-    #: `module:function`; None when the caller hands a function to the stager in its own process.
-    transform: str | None
+    #: `module:function`, or the declaration of a continuous query; None: the stager was handed a function.
+    transform: str | Json | None
     reads: Mapping[str, PlannedRead]
     writes: Mapping[str, PlannedWrite]
     #: When the checkpoint first began, in ISO 8601: the same for every revision and attempt.

@@ -26,6 +26,7 @@ from twophase.sinks.base import Sink
 from twophase.sources.bad_records import text_of
 from twophase.sources.base import Sifted, Source
 from twophase.spark import stateful
+from twophase.spark.continuous.declaration import ContinuousQuery
 from twophase.spark.plan import Plan
 from twophase.spark.transforms import RESERVED, no_such_read
 from twophase.storage import spark_task_errors
@@ -76,8 +77,10 @@ def stage(spark: SparkSession, plan: Plan, transform: Callable[..., Any] | None 
         reads = {name: frames.good for name, frames in sifted.items()}
         began = datetime.fromisoformat(plan.timestamp) if plan.timestamp else None
         context = Context(plan.pipeline, plan.checkpoint_id, plan.revision, plan.slot, began)
-        kept = stateful.kept(spark, plan, began)
-        returned = call(function, reads, {"spark": spark, "context": context, **stateful.given(kept)})
+        query = function.compiled(spark, reads) if isinstance(function, ContinuousQuery) else None
+        kept = stateful.kept(spark, plan, began, query)
+        extra = {"spark": spark, "context": context, **stateful.given(kept)}
+        returned = call(function, reads, extra) if query is None else query.run(extra.get("state"))
         returned, changed = stateful.split(plan.pipeline, kept, returned)
         frames = outputs(returned, [name for name in plan.writes if name not in plan.quarantines()], plan.pipeline)
         for read in sifted.values():
@@ -109,6 +112,8 @@ def _function(plan: Plan, given: Callable[..., Any] | None) -> Callable[..., Any
     if plan.transform is None:
         msg = f"pipeline {plan.pipeline}: no transform; declare one as 'module:function'"
         raise ConfigError(msg)
+    if not isinstance(plan.transform, str):
+        return ContinuousQuery.load(dict(plan.transform))
     try:
         found = import_path(plan.transform)
     except ConfigError as error:

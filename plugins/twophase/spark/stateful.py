@@ -17,18 +17,26 @@ from twophase.spark.transforms import STATE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from twophase.spark.continuous.query import CompiledQuery
     from twophase.spark.kept_state import KeptState
 
 #: The name in the record of a pipeline's only state; each of several is `state.NAME`.
 ONLY = "state"
 
 
-def kept(spark: SparkSession, plan: Plan, began: datetime | None) -> dict[str, KeptState]:
-    """Return each state as this attempt reads it, by its name in the record."""
+def kept(
+    spark: SparkSession, plan: Plan, began: datetime | None, query: CompiledQuery | None = None
+) -> dict[str, KeptState]:
+    """Return each state as this attempt reads it, by its name in the record; a query says what columns its own has."""
+    if query is not None and query.state is not None and not plan.states:
+        msg = (
+            f"pipeline {plan.pipeline}: sql: {' '.join(query.text.split())}: it keeps state, which its words do not say"
+        )
+        raise ConfigError(msg)
     if not plan.states:
         return {}
     from twophase.spark.kept_state import KeptState
-    from twophase.state.declaration import State
+    from twophase.state.declaration import DerivedState, State
     from twophase.state.manifest import StateManifest
 
     if began is None:
@@ -36,6 +44,8 @@ def kept(spark: SparkSession, plan: Plan, began: datetime | None) -> dict[str, K
     found = {}
     for name, planned in plan.states.items():
         declared = State.load(dict(planned.state))
+        if isinstance(declared, DerivedState):
+            declared = declared.of(query.state if query else None)
         base = StateManifest.of_json(planned.base) if planned.base else StateManifest.empty(declared)
         run_name = planned.handle["name"] if planned.handle else ""
         found[name] = KeptState(

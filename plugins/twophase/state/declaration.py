@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from twophase.core.declared import Declared
 from twophase.core.errors import ConfigError
@@ -30,7 +30,7 @@ class State(Declared):
     """Keyed rows that a pipeline keeps between checkpoints, as one more participant of each of them."""
 
     public_module = "twophase"
-    identity = ("key",)
+    identity: ClassVar[tuple[str, ...]] = ("key",)
     fixed_while_pending = ("path",)
 
     def __init__(
@@ -128,3 +128,23 @@ class State(Declared):
         default = f"state/{pipeline}.{name}" if name else f"state/{pipeline}"
         folder = data_path(self.path or default)
         return folder.with_name(f"{folder.name}.twophase")
+
+
+class DerivedState(State):
+    """The state of a continuous query, whose columns are known when Spark has analysed its text."""
+
+    public_module = ""
+    identity = ()
+
+    def __init__(self, *, retain: str = "7d", path: str | None = None) -> None:
+        """Declare how long earlier states are kept."""
+        super().__init__(["total"], "total boolean, rows bigint", retain=retain, path=path)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build an equal one."""
+        return {name: value for name, value in super().config().items() if name in {"retain", "path"}}
+
+    def of(self, found: State | None) -> State:
+        """Return the state with the columns that a query keeps; one without an aggregate keeps no row."""
+        columns = super().config() if found is None else found.config()
+        return State(columns["key"], columns["schema"], **self.config())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -62,18 +61,6 @@ rows = st.tuples(
     st.sampled_from([-1, 0, 7, None]),
 )
 batches = st.lists(st.lists(rows, max_size=6), min_size=1, max_size=3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small(spark: SparkSession) -> Iterator[None]:
-    """Leave out what only helps large inputs."""
-    quick = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-    before = {name: spark.conf.get(name) for name in quick}
-    for name, value in quick.items():
-        spark.conf.set(name, value)
-    yield
-    for name, old in before.items():
-        spark.conf.set(name, str(old))
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,15 @@ class JoinedState:
         self.spark = spark
         self.declared = declared
         self.rows: dict[Row, Row] = {}
+        self.watermarks: dict[str, Any] = {}
+        self._next: dict[str, Any] = {}
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.declared.key
+
+    def advance(self, watermarks: Mapping[str, Any]) -> None:
+        self._next = dict(watermarks)
 
     @property
     def schema(self) -> str:
@@ -63,6 +72,7 @@ class JoinedState:
     def keep(self, new: DataFrame) -> None:
         """Put in the new state's rows."""
         names = [column.name for column in self.declared.columns]
+        self.watermarks = self._next
         seen: set[Row] = set()
         for row in new.collect():
             key = tuple(row[name] for name in self.declared.key)

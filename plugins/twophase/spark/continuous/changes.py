@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 #: What an output can be: rows that are never changed, changes with the rows taken back, or the newest row of each key.
 MODES = ("append", "retract", "upsert")
+MEANING = {
+    "append": "rows that never change",
+    "retract": f"changes, with the rows that are taken back; {CHANGE} says +I, -U, +U or -D",
+    "upsert": f"the newest row of each group; {CHANGE} says +I, +U, or -D for one that is gone",
+}
 #: What `_change` says of a row that is there from now on, and of one that no longer is.
 ADDED = ("+I", "+U")
 TAKEN_BACK = ("-U", "-D")
@@ -27,6 +32,8 @@ def mode_of(query: CompiledQuery, wanted: str | None) -> str:
     """Return the mode of a query's output; raise ConfigError if it cannot have the one that is wanted."""
     if wanted is not None and wanted not in MODES:
         refuse(f"mode {wanted!r}", f"expected {', '.join(MODES)}, or None for what the query gives by itself")
+    if query.emit == "final":
+        return wanted or "append"
     hidden = [group for group in query.groups if not query.shown(group)]
     if query.shape.groups is None or (query.shape.distinct and not query.retracts):
         usual = "retract" if query.retracts else "append"
@@ -73,7 +80,7 @@ def of_rows(query: CompiledQuery) -> DataFrame:
     if query.mode == "retract":
         change = F.lit("+I") if query.shape.change is None else catalyst.column(query.shape.change)
         columns.append(change.alias(CHANGE))
-    return catalyst.frame(query.shape.rows).select(*columns)
+    return query.rows().select(*columns)
 
 
 def of_groups(query: CompiledQuery, merged: DataFrame) -> DataFrame:

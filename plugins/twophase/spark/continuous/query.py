@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twophase.spark.continuous import changes
+from twophase.spark.continuous import changes, windowed
 from twophase.spark.continuous.catalyst import CHANGE, Catalyst, Node, below, kind_of, nodes
 from twophase.spark.continuous.parts import OLD, ROWS, WEIGHT, Aggregate, Part, aggregate_of, find
 from twophase.spark.continuous.shape import ShapeReader, refuse
@@ -53,7 +53,7 @@ class Group:
 class CompiledQuery:
     """A text, analysed over its reads."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a query is made of
         self,
         spark: SparkSession,
         text: str,
@@ -61,19 +61,26 @@ class CompiledQuery:
         *,
         lookups: Collection[str] = (),
         mode: str | None = None,
+        event_time: Mapping[str, Sequence[str]] | None = None,
+        emit: str | None = None,
     ) -> None:
         """Analyse a text; raise ConfigError with the expression and the reason if it cannot go on."""
         self.text = text
+        self.reads = dict(reads)
+        self.fresh = frozenset(reads) - frozenset(lookups)
+        self.event_time = {name: (told[0], told[1]) for name, told in (event_time or {}).items()}
+        self.emit = emit or "updates"
         self.catalyst = Catalyst(spark)
         frames = {
             name: frame.drop(CHANGE) if name not in lookups and CHANGE in frame.columns else frame
             for name, frame in reads.items()
         }
         plan = self.catalyst.analysed(text, frames)
-        self.shape = ShapeReader(self.catalyst, set(reads) - set(lookups), lookups).shape(plan)
+        self.shape = ShapeReader(self.catalyst, self.fresh, lookups).shape(plan)
         self.types = {str(field.name): field.dataType.simpleString() for field in self.catalyst.frame(plan).schema}
         self.groups = tuple(self._groups()) if self.shape.groups is not None else ()
         self.aggregates = self._aggregates()
+        windowed.check(self)
         self.mode = changes.mode_of(self, mode)
         self.state = self._state()
 
@@ -93,6 +100,11 @@ class CompiledQuery:
     def keys(self) -> tuple[str, ...]:
         """Return the key columns of the state."""
         return tuple(name for group in self.groups for name in group.names)
+
+    @property
+    def window(self) -> Group | None:
+        """Return the window that the query groups by."""
+        return next((group for group in self.groups if group.window), None)
 
     def _aggregates(self) -> tuple[Aggregate, ...]:
         found: list[Aggregate] = []
@@ -138,17 +150,22 @@ class CompiledQuery:
     # --- one batch ---------------------------------------------------------------------------------------------------
 
     def run(self, state: Any = None) -> Any:  # noqa: ANN401 - a KeptState; an output, with a state both
-        """Return the output of this batch; with an aggregate also the new state."""
+        """Return the output of this batch; with a state also its new rows, none for a text without an aggregate."""
         if self.shape.groups is None:
-            return changes.of_rows(self)
-        merged = self.merged(state.lookup(self.batch(), prefix=OLD))
+            return changes.of_rows(self) if state is None else (changes.of_rows(self), state.whole().limit(0))
+        if self.window is not None:
+            return windowed.run(self, self.window, state)
+        merged = self.merged(state.lookup(self.batch(self.rows()), prefix=OLD))
         return changes.of_groups(self, merged), self.new_state(merged)
 
-    def batch(self) -> DataFrame:
+    def rows(self) -> DataFrame:
+        """Return the input rows of the aggregate."""
+        return self.catalyst.frame(self.shape.rows)
+
+    def batch(self, rows: DataFrame) -> DataFrame:
         """Return the parts of this batch's rows, one row for each group in it."""
         from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-        rows = self.catalyst.frame(self.shape.rows)
         values = [one.values(self.catalyst).alias(one.argument) for one in self.aggregates]
         weight = [changes.weight(self).alias(WEIGHT)] if self.retracts else []
         keys = [key for group in self.groups if group.expression is not None for key in group.values(self.catalyst)]
@@ -222,6 +239,30 @@ class CompiledQuery:
             if kind_of(one) == "GetStructField" and below(one)[0].semanticEquals(found)
         }
         return bool(ends) if group.window == "window" else ends == {"start", "end"}
+
+    # --- for people --------------------------------------------------------------------------------------------------
+
+    def explanation(self) -> dict[str, str]:
+        """Say what is kept as state, and what comes out."""
+        told = {"reads": ", ".join(f"{name} ({_kind(self, name)})" for name in sorted(self.reads))}
+        if self.state is None:
+            told["state"] = "none: each row is worked on by itself"
+        else:
+            told["key"] = ", ".join(f"{name} {kind}" for name, kind in self.state.keys)
+            told["state"] = ", ".join(f"{part.name} {part.type}" for part in self.parts)
+            for one in self.aggregates:
+                told[", ".join(part.name for part in one.parts) or ROWS] = one.text
+        if self.event_time:
+            reads = ", ".join(f"{name} by {column}, {delay} late" for name, (column, delay) in self.event_time.items())
+            told["watermark"] = f"{reads}; the least of them closes windows"
+        told["mode"] = f"{self.mode}: {changes.MEANING[self.mode]}"
+        columns = {**self.types, **({} if self.mode == "append" else {CHANGE: "string"})}
+        told["result"] = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        return told
+
+
+def _kind(query: CompiledQuery, read: str) -> str:
+    return "new input" if read in query.fresh else "lookup table"
 
 
 def _window(expression: Node) -> str | None:
