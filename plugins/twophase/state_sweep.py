@@ -36,7 +36,7 @@ def sweep_states(
             tx.lock(pipeline.name)
             old = retention.expired(tx.connection, pipeline.name, age)
             retention.mark(tx.connection, old)
-        hit("sweep.expired")
+        hit("state.expired")
         yield from _remove(record, pipeline)
         if len(old) < retention.BATCH:
             return
@@ -60,7 +60,7 @@ def _remove(record: PostgresRecord, pipeline: Pipeline) -> Iterator[tuple[str, s
             if path not in kept and state is not None:
                 file = state.home / "runs" / path
                 file.unlink(missing_ok=True)
-                hit("sweep.run")
+                hit("state.removed")
                 yield name, str(file), RETAINED
         with record.transaction() as tx:
             retention.forget(tx.connection, swept)

@@ -48,6 +48,8 @@ def verify(record: PostgresRecord, pipeline: Pipeline) -> Iterator[Difference | 
                 told = f"the table belongs to pipeline {owner!r}, so what is in it is that one's"
                 yield Difference(pipeline.name, None, name, told)
             for promoted in queries.promoted(record.engine, pipeline.name, name):
+                if promoted.state_swept_at is not None and name in pipeline.states:
+                    continue  # its files go, or are gone
                 for difference in sink.verify(promoted.output):
                     yield Difference(pipeline.name, promoted.output.key.checkpoint_id, name, difference)
                 yield Verified(name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import test_restored_record, test_sink_crashes
+from chaos import test_restored_record, test_sink_crashes, test_state_crashes
 from integration.rules import test_positions
 from support.crashes import scenarios, sink_matrix
 from support.crashes.replacement_ways import WAYS
@@ -49,7 +49,7 @@ def test_every_failpoint_that_is_not_met_here_is_met_on_another_way() -> None:
     of_restored = set(test_restored_record.POINTS)
 
     met = {point for way in WAYS for point in way.points} | of_sinks | of_tables | of_restored
-    met |= {*test_sink_crashes.HANDING_OVER, *test_positions.POINTS}
+    met |= {*test_sink_crashes.HANDING_OVER, *test_positions.POINTS, *test_state_crashes.POINTS}
     assert met >= scenarios.ELSEWHERE
 
 

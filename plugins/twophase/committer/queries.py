@@ -54,6 +54,8 @@ class Promoted(NamedTuple):
     output: Output
     #: When it was removed because its retention was over.
     swept_at: datetime | None
+    #: When the retention of the state that it left was over.
+    state_swept_at: datetime | None = None
 
 
 #: Each pipeline with its last commit, and what each sink got from it.
@@ -267,7 +269,7 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
     p = t.participant.c
     join = (p.pipeline == r.pipeline) & (p.checkpoint_id == r.checkpoint_id) & (p.revision == r.revision)
     query = (
-        select(r.checkpoint_id, r.revision, r.commit_seq, r.swept_at, *participant_rows.COLUMNS)
+        select(r.checkpoint_id, r.revision, r.commit_seq, r.swept_at, r.state_swept_at, *participant_rows.COLUMNS)
         .join(t.participant, join & (p.name == sink))
         .where((r.pipeline == pipeline) & r.commit_seq.is_not(None))
         .order_by(r.commit_seq)
@@ -292,7 +294,7 @@ def promoted(engine: Engine, pipeline: str, sink: str, as_of: datetime | int | N
             page = connection.execute(query.where(r.commit_seq > last)).all()
         for row in page:
             key = Key(pipeline, row.checkpoint_id, row.revision)
-            yield Promoted(participant_rows.output(key, row._mapping, row.commit_seq), row.swept_at)
+            yield Promoted(participant_rows.output(key, row._mapping, row.commit_seq), row.swept_at, row.state_swept_at)
         if len(page) < PAGE:
             return
         last = page[-1].commit_seq

@@ -30,8 +30,6 @@ FAILPOINTS: dict[str, str] = {
     "stage.durable": "in Spark: files fsynced, no manifest",
     "stage.manifest": "in Spark: manifest written, its name not durable, no marker",
     "stage.marked": "in Spark: marker in the staged folder, result not reported",
-    "stage.state": "in Spark, with state: its runs may be written, the output is not",
-    "stage.merged": "in Spark, with state: runs written and merged, result not reported",
     "stage.after": "in Spark: result reported",
     "vote.before": "staged, not checked",
     "vote.tried": "in Postgres: the promotion tried out in the target database, not yet rolled back",
@@ -92,10 +90,12 @@ FAILPOINTS: dict[str, str] = {
     "sweep.swept": "a superseded revision recorded as swept, its folder in place",
     "sweep.forgotten": "the folder of a swept revision removed",
     "sweep.clean": "nothing dead is left of a pipeline's attempts, and that is recorded",
-    "sweep.expired": "states recorded as swept, their files in place",
-    "sweep.run": "a file of a swept state removed, its list not forgotten",
     "table.created": "in a first promotion to a log table: it exists, empty",
     "table.widened": "in a promotion with new columns: the table has them, without rows",
+    "state.staged": "in Spark, with state: its runs may be written, the output is not",
+    "state.merged": "in Spark, with state: runs written and merged, result not reported",
+    "state.expired": "states recorded as swept, their files in place",
+    "state.removed": "a file of a swept state removed, its list not forgotten",
 }
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

@@ -102,12 +102,12 @@ def staged(
         output = next(iter(staged_writes.values()), None)
         for name, frame in mine.items():
             staging[name] = held.enter_context(states[name].staging(frame, output, writes=1 if alone else 2))
-        hit("stage.state")
+        hit("state.staged")
         only = next(iter(staging.values())).output if alone else None
         found = stage(frames if only is None else dict.fromkeys(staged_writes, only))
         rows = next(iter(found.values()))["rows"] if only is not None else None
         summaries = {name: one.manifest(rows).to_json() for name, one in staging.items()}
-        hit("stage.merged")
+        hit("state.merged")
         return {**found, **summaries}
 
 

@@ -44,8 +44,10 @@ KAFKA = frozenset(name for name in FAILPOINTS if name.startswith("kafka."))
 OTHER_SINKS = SENDING | KAFKA | {"vote.tried", "promote.marked", "promote.applied", "table.created", "table.widened"}
 #: Failpoints that only sources of offsets come by.
 OFFSETS = frozenset({"begin.pinned", "report.before", "report.after"})
+#: Failpoints that only a pipeline with state comes by.
+STATES = frozenset(name for name in FAILPOINTS if name.startswith("state."))
 #: Failpoints that nobody comes by here: nothing is replaced, so nothing is adopted, put away or swept as superseded.
-ELSEWHERE = OTHER_SINKS | OFFSETS | frozenset({
+ELSEWHERE = OTHER_SINKS | OFFSETS | STATES | frozenset({
     *("adopt.before", "adopt.after", "promote.gap", "promote.superseded"),
     *("sweep.inside", "sweep.swept", "sweep.forgotten", "reconcile.before", "reconcile.inside", "reconcile.after"),
     *("hand_over.before", "hand_over.inside"),

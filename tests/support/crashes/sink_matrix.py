@@ -12,7 +12,7 @@ from support.crashes.combinations import Case, covering, marks
 from twophase.core.failpoints import FAILPOINTS
 
 #: Nobody comes by these on the way of a checkpoint: nothing is replaced, audited or settled.
-NOT_HERE = scenarios.OFFSETS | frozenset({
+NOT_HERE = scenarios.OFFSETS | scenarios.STATES | frozenset({
     *("adopt.before", "adopt.after", "audit.before", "audit.after", "promote.gap", "promote.superseded"),
     *("settle.before", "settle.moved", "settle.after", "sweep.inside", "sweep.swept", "sweep.forgotten"),
     *("table.created", "table.widened", "reconcile.before", "reconcile.inside", "reconcile.after"),

@@ -56,6 +56,7 @@ class Counted(PreStaged):
         self.read_counts: list[dict[str, int]] = []
 
     def __call__(self, plan: Plan, folder: Path, lost: Callable[[], bool]) -> Mapping[str, Json]:
+        hit("state.staged")
         staged = dict(super().__call__(plan, folder, lost))
         rows, _ = self.read(plan)
         for name, planned in plan.states.items():
@@ -67,6 +68,7 @@ class Counted(PreStaged):
                     counts[row["word"]] += self.weight * row["frequency"]
                 changed = {row["word"]: counts[row["word"]] for row in rows}
                 staged[name] = _write(planned.handle, before, changed, counts, plan)
+        hit("state.merged")
         return staged
 
 
