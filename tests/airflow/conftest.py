@@ -40,6 +40,6 @@ def _no_dag_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def airflow() -> Iterator[AirflowServer]:
-    """Start Airflow once, until the folder ends: short lease, short time-outs, an empty folder of DAGs."""
-    with AirflowServer() as server:
+    """Start Airflow once, until the folder ends: short lease, short time-outs, an empty folder of DAGs, a broker."""
+    with AirflowServer(topics=("lines", "word-counts")) as server:
         yield server

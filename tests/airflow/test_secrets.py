@@ -136,6 +136,6 @@ def test_the_examples_import_without_errors(airflow: AirflowServer, tmp_path: Pa
     )
 
     names = done.stdout.splitlines()[-1].split()
-    for name in ("word_count", "orders", "clicks", "visits", "invoices"):
+    for name in ("word_count", "orders", "clicks", "visits", "invoices", "kafka_word_count"):
         assert {name, f"{name}__replay"} <= set(names)
     assert {"twophase_recover", "twophase_sweep"} <= set(names)

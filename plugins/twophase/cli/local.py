@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from twophase.local.committer_database import Committer
-    from twophase.local.stack import ComponentStatus
+    from twophase.local.stack import ComponentStatus, Stack
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,13 +43,21 @@ def up(
         int | None, typer.Option(min=1, max=65535, help="Port of Airflow on 127.0.0.1; 8080 unless said.")
     ] = None,
     no_airflow: Annotated[bool, typer.Option("--no-airflow", help="Start PostgreSQL only.")] = False,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Start a Kafka broker, too, for the example.")] = False,
+    topic: Annotated[list[str] | None, typer.Option(help="With --kafka: create this topic unless it is there.")] = None,
 ) -> None:
     """Start PostgreSQL, the record in it, and an Airflow under a supervisor; wait until all is healthy."""
     from twophase.cli.record_access import opened
     from twophase.local import stack
     from twophase.local.committer_database import resolve
 
-    started = None if no_airflow else stack.start(port)
+    if no_airflow and kafka:
+        msg = "up: expected --no-airflow or --kafka, found both; the broker is a part of the local Airflow"
+        raise ConfigError(msg)
+    if topic and not kafka:
+        msg = f"up: --topic {topic[0]} needs --kafka; topics of your own broker are yours to create"
+        raise ConfigError(msg)
+    started = None if no_airflow else stack.start(port, (topic or []) if kafka else None)
     with opened(may_start=True):
         committer = resolve(may_start=True)
     if no_airflow:
@@ -58,7 +66,7 @@ def up(
         return
     with watch(console(stderr=True)) as on_change:
         found = stack.wait(started, on_change)
-    _greet(found["url"])
+    _greet(found)
 
 
 def _named(committer: Committer) -> str:
@@ -103,16 +111,18 @@ def health(word: str) -> Text:
     return Text(word, style={"healthy": "green", "starting": "yellow"}.get(word, "red"))
 
 
-def _greet(url: str) -> None:
+def _greet(found: Stack) -> None:
     from twophase.core import settings
-    from twophase.local import airflow
+    from twophase.local import airflow, kafka_component
 
+    broker = any(part["name"] == kafka_component.KafkaComponent.name for part in found["components"])
     shown = {
-        "airflow": url,
+        "airflow": found["url"],
         "user": airflow.ADMIN,
         "password": airflow.passwords().get(airflow.ADMIN, "as your auth manager has it"),
         "dags": settings.dags() if settings.dags().is_dir() else f"none at {settings.dags()}; set TWOPHASE_DAGS",
         "logs": airflow.logs(),
+        **({"kafka": kafka_component.address()} if broker else {}),
     }
     for name, value in shown.items():
         say(f"{name:<9} {value}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from twophase.local.committer_database import Committer
-    from twophase.local.stack import ComponentStatus
+    from twophase.local.stack import ComponentStatus, Stack
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,6 +37,7 @@ def status(*, as_json: Json = False) -> None:
         **_embedded(),
         **committer,
         "airflow": airflow,
+        "kafka": _kafka(airflow),
         "existing": existing,
         "home": str(settings.home()),
         "spark_jobs": str(settings.spark_jobs()),
@@ -53,6 +54,14 @@ def status(*, as_json: Json = False) -> None:
     if airflow:
         _show_components(airflow["components"])
     _tell(found["problems"])
+
+
+def _kafka(airflow: Stack | None) -> str | None:
+    """Return where the local broker listens, if there is one."""
+    from twophase.local import kafka_component
+
+    running = {part["name"] for part in airflow["components"] if part["pid"]} if airflow else set()
+    return kafka_component.address() if kafka_component.KafkaComponent.name in running else None
 
 
 def _existing() -> tuple[dict[str, Any] | None, list[str]]:
@@ -83,6 +92,7 @@ def _facts(found: dict[str, Any]) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "extras": ", ".join(name for name, version in extras.items() if version) or "none",
         **_airflow_facts(found),
+        "kafka": found["kafka"] or "no local broker; twophase up --kafka starts one",
         "run folder": found["home"],
         "transforms": found["spark_jobs"],
         "spark": found["spark"]["spark_home"],

@@ -24,13 +24,13 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from twophase.core import settings
 from twophase.core.errors import ConfigError, StoreUnavailable, TwophaseError
-from twophase.local import postgres, processes, shared_files, supervisor
+from twophase.local import kafka_component, postgres, processes, shared_files, supervisor
 from twophase.local.committer_database import CONNECTION, DRIVER, resolve
 
 HOST = "127.0.0.1"
@@ -324,21 +324,27 @@ def _airflow() -> list[str]:
     return [sys.executable, "-P", "-m", "airflow"]
 
 
-def components(port: int) -> list[supervisor.Component]:
-    """Return the database and Airflow's components, in the order of their start."""
+def components(port: int, topics: Sequence[str] | None = None) -> list[supervisor.Component]:
+    """Return the database and Airflow's components, in the order of their start; before them a broker with `topics`."""
     database = Database(port)
+    broker = None if topics is None else kafka_component.KafkaComponent(topics)
+    needs = (database.name, *([broker.name] if broker else []))
+
+    def surroundings() -> dict[str, str]:
+        return {**environment(port), **(kafka_component.environment() if broker else {})}
+
     children = [
         supervisor.Child(
             name=name,
             command=[*_airflow(), *command],
-            environment=lambda: environment(port),
+            environment=surroundings,
             log=logs() / f"{name}.log",
-            needs=(database.name,),
+            needs=needs,
         )
         for name, command in COMMANDS.items()
     ]
     database.dependents = children
-    return [database, *children]
+    return [database, *([broker] if broker else []), *children]
 
 
 def folder() -> Path:
@@ -350,11 +356,13 @@ def main() -> None:
     """Supervise a local Airflow until told to stop: what `twophase up` leaves running."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--port", type=int, required=True)
-    port: int = parser.parse_args().port
+    parser.add_argument("--kafka", nargs="*", metavar="TOPIC", help="start a broker, too, with these topics")
+    arguments = parser.parse_args()
+    port: int = arguments.port
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         make_secrets()
-        supervisor.Supervisor(folder(), components(port), {"port": port}).run()
+        supervisor.Supervisor(folder(), components(port, arguments.kafka), {"port": port}).run()
     except TwophaseError as error:
         sys.exit(f"error: {error}")
 

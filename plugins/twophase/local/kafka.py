@@ -88,13 +88,22 @@ def broker_jars() -> list[Path]:
     return jars.fetched(f"kafka-{VERSION}", kafka_jars.BROKER)
 
 
-def console_consumer(address: str, topic: str) -> list[str]:
-    """Return the command of Kafka's own consumer, in Java: it prints each committed record of a topic, for ever."""
+def console_consumer(address: str, topic: str, partition: int | None = None) -> list[str]:
+    """Return the command of Kafka's own consumer, in Java: it prints each committed record of a topic, for ever.
+
+    With a partition it belongs to no group, so nothing ever moves it, and prints offset and key, too.
+    """
     java, _ = find_java(sys.executable)
     classes = ":".join(map(str, [*broker_jars(), *jars.fetched(f"kafka-{VERSION}", kafka_jars.TOOLS)]))
     main = "org.apache.kafka.tools.consumer.ConsoleConsumer"
-    where = ("--bootstrap-server", address, "--topic", topic, "--from-beginning")
-    return [str(java), *QUICK, "-cp", classes, main, *where, "--isolation-level", "read_committed"]
+    where = ("--bootstrap-server", address, "--topic", topic, "--isolation-level", "read_committed")
+    if partition is None:
+        return [str(java), *QUICK, "-cp", classes, main, *where, "--from-beginning"]
+    shown = [part for name in ("offset", "key") for part in ("--formatter-property", f"print.{name}=true")]
+    return [
+        *(str(java), *QUICK, "-cp", classes, main, *where, *shown),
+        *("--partition", str(partition), "--offset", "earliest"),
+    ]
 
 
 @dataclass
@@ -179,7 +188,7 @@ class Broker:
     def _write(self) -> None:
         """Write the settings, and what makes an empty folder a formatted one."""
         names = ("PLAINTEXT", *self.listeners, "CONTROLLER")
-        self.ports = self.ports or dict(zip(names, _free_ports(len(names)), strict=True))
+        self.ports = self.ports or self._kept_ports(names) or dict(zip(names, _free_ports(len(names)), strict=True))
         data = self.folder / "data"
         private_files.make_folder(self.folder)
         private_files.make_folder(data)
@@ -199,6 +208,11 @@ class Broker:
         if not (data / "meta.properties").exists():
             ids = {"cluster.id": _random_id(), "directory.id": _random_id()}
             _write_properties(data / "meta.properties", {"version": "1", "node.id": str(_NODE), **ids})
+
+    def _kept_ports(self, names: tuple[str, ...]) -> dict[str, int] | None:
+        """Return the ports of a broker that worked in this folder before, if all of them are free."""
+        kept = _kept(self.folder)
+        return kept if tuple(kept) == names and all(map(_is_free, kept.values())) else None
 
     def _wait(self, process: subprocess.Popen[bytes], said: int) -> None:
         """Wait until the broker says that it is ready; what it said before this start does not count."""
@@ -250,6 +264,33 @@ def _random_id() -> str:
     while (made := base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")).startswith("-"):
         pass
     return made
+
+
+def kept_address(folder: Path) -> str | None:
+    """Return where the broker of a folder listens, or did; None: there was none."""
+    port = _kept(folder).get("PLAINTEXT")
+    return f"{HOST}:{port}" if port else None
+
+
+def _kept(folder: Path) -> dict[str, int]:
+    """Return the ports that the settings in a folder name."""
+    try:
+        lines = (folder / "server.properties").read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    told = next((line.partition("=")[2] for line in lines if line.startswith("listeners=")), "")
+    listeners = [one.split("://") for one in told.split(",") if one]
+    return {name: int(place.rpartition(":")[2]) for name, place in listeners}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def _free_ports(count: int) -> list[int]:

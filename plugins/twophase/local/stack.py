@@ -9,12 +9,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
 from twophase.core.errors import ConfigError, StoreUnavailable
-from twophase.local import airflow, postgres, supervisor
+from twophase.local import airflow, kafka_component, postgres, supervisor
 
 PORT = 8080
 
@@ -45,19 +45,25 @@ class Stack(TypedDict):
     components: list[ComponentStatus]
 
 
-def start(port: int | None) -> subprocess.Popen[bytes] | None:
-    """Start the supervisor unless it runs; return its process if this call has started it."""
+def start(port: int | None, topics: Sequence[str] | None = None) -> subprocess.Popen[bytes] | None:
+    """Start the supervisor unless it runs, with a broker if there are `topics`; return its process if it is new."""
     airflow.installed()
     state = supervisor.running(airflow.folder())
     if state is not None:
         if port not in {None, state.facts["port"]}:
             msg = f"airflow: already running at {airflow.url(state.facts['port'])}; stop it first: twophase down"
             raise ConfigError(msg)
+        if topics is not None and kafka_component.KafkaComponent.name not in state.components:
+            msg = "up --kafka: Airflow is already running, without a broker; stop it first: twophase down"
+            raise ConfigError(msg)
         return None
+    if topics is not None:
+        kafka_component.check_environment()
     supervisor.clear(airflow.folder())
     _check_free(port or PORT)
     airflow.make_secrets()  # from now on this is the Airflow of this run folder, and no other one is asked
     command = [sys.executable, "-P", "-m", "twophase.local.airflow", "--port", str(port or PORT)]
+    command += [] if topics is None else ["--kafka", *topics]
     with supervisor.open_log(airflow.logs() / "supervisor.log") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -116,6 +122,8 @@ def _health(name: str, told: supervisor.Told, report: dict[str, Any] | None) -> 
     """Return one word: a component is healthy when it runs, and has said so since it was started."""
     if told.pid is None or told.since is None:
         return "down"
+    if name == kafka_component.KafkaComponent.name:
+        return "healthy"  # it counts as started once it has said that it is ready
     if name not in _REPORTED:
         answers = report is not None if name == "api-server" else postgres.running() is not None
         return "healthy" if answers else "starting"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from support.faults.processes import polls
-from support.servers.kafka import make_topic, produce, values
+from support.servers.kafka import admin, make_topic, produce, values
+from twophase.core.errors import ConfigError
+from twophase.local import kafka_component
 from twophase.local.kafka import Broker, connector
 
 OWNER = """
@@ -46,6 +51,40 @@ def test_a_broker_dies_with_its_owner(tmp_path: Path) -> None:
     owner.communicate()
 
     assert any(not psutil.pid_exists(pid) for _ in polls(30))
+
+
+def test_the_broker_of_the_local_stack_has_its_topics_and_keeps_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is started beside Airflow: tasks find the broker by a connection, Spark its connector by SPARK_CONF_DIR."""
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", "")  # put back at the end
+    component = kafka_component.KafkaComponent(["lines"])
+    component.start()
+    try:
+        first, topics = (
+            kafka_component.address(),
+            set(admin(str(kafka_component.address())).list_topics(timeout=30).topics),
+        )
+        told = json.loads(os.environ["AIRFLOW_CONN_KAFKA_DEFAULT"])["extra"]["bootstrap.servers"]
+    finally:
+        component.stop()
+    again = kafka_component.KafkaComponent(["lines", "counts"])
+    again.start()
+    try:
+        kept, more = (
+            kafka_component.address(),
+            set(admin(str(kafka_component.address())).list_topics(timeout=30).topics),
+        )
+    finally:
+        again.stop()
+
+    assert (told, kept, component.pid()) == (first, first, None)
+    assert ({"lines"} <= topics, {"lines", "counts"} <= more) == (True, True)
+    defaults = (tmp_path / "spark" / "spark-defaults.conf").read_text()
+    assert defaults == f"spark.jars {','.join(map(str, connector()))}\n"
+    with pytest.raises(ConfigError, match="names a broker already; leave --kafka out, or unset it"):
+        kafka_component.check_environment()
 
 
 def test_the_jars_of_sparks_connector_are_there() -> None:

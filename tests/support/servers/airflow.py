@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,9 +38,18 @@ class AirflowServer(Client):
     """One Airflow, from `start()` to `stop()`."""
 
     def __init__(
-        self, dags: Path | None = None, *, environment: Mapping[str, str] | None = None, home: Path | None = None
+        self,
+        dags: Path | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        home: Path | None = None,
+        topics: Sequence[str] | None = None,
     ) -> None:
-        """Choose the folders; `environment` goes to every process of it, tasks included, and overrides `QUICK`."""
+        """Choose the folders; `environment` goes to every process of it, tasks included, and overrides `QUICK`.
+
+        With `topics` there is a Kafka broker, too.
+        """
+        self._topics = topics
         self._own = home is None
         self.home = home or Path(tempfile.mkdtemp(prefix="twophase-airflow-"))
         self.home.mkdir(parents=True, exist_ok=True)
@@ -75,7 +84,8 @@ class AirflowServer(Client):
 
     def start(self) -> str:
         """Start everything, wait until it is healthy, and return what `up` says."""
-        return self.twophase("up", "--port", str(self.port))
+        broker = [] if self._topics is None else ["--kafka", *(f"--topic={topic}" for topic in self._topics)]
+        return self.twophase("up", "--port", str(self.port), *broker)
 
     def stop(self) -> None:
         """Stop everything, and remove a folder that was made here."""

@@ -150,7 +150,7 @@ def values(broker: Broker, topic: str) -> list[str]:
     return sorted((message.value() or b"").decode() for message in read(broker, topic))
 
 
-def produce(broker: Broker, topic: str, records: list[str], **settings: Any) -> None:
+def produce(broker: Broker | str, topic: str, records: list[str], **settings: Any) -> None:
     """Send some records as a stranger does, without a transaction."""
     from confluent_kafka import Producer
 

@@ -43,23 +43,32 @@ def demo(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="On a Spark cluster of two workers, one of which is killed, too.")
     ] = False,
+    kafka: Annotated[
+        bool, typer.Option("--kafka", help="Kafka to Kafka, files and PostgreSQL; a Java consumer looks on.")
+    ] = False,
+    records: Annotated[int, typer.Option(min=100, help="With --kafka: how many records go in.")] = 20_000,
+    kills: Annotated[int, typer.Option(min=3, help="With --kafka: how often something is killed.")] = 6,
 ) -> None:
     """Show a pipeline on a real Airflow survive the kill of a task and of the database; under five minutes."""
     from twophase.cli.output import console
     from twophase.local import airflow
 
-    if no_airflow and cluster:
-        msg = "demo: expected --no-airflow or --cluster, found both; the cluster's demo runs on Airflow"
+    asked = [name for name, given in (("no-airflow", no_airflow), ("cluster", cluster), ("kafka", kafka)) if given]
+    if len(asked) > 1:
+        msg = (
+            f"demo: expected one of --no-airflow, --cluster, --kafka, found {' and '.join(f'--{one}' for one in asked)}"
+        )
         raise ConfigError(msg)
-    if not no_airflow:
+    if not no_airflow and not kafka:
         airflow.installed()
     started, say = time.monotonic(), console()
     with _own_home() as folder, _own_processes(folder, say):
-        holds = _story(say, on_airflow=not no_airflow, on_cluster=cluster).play()
+        story = _kafka_story(say, records, kills) if kafka else _story(say, no_airflow=no_airflow, on_cluster=cluster)
+        holds = story.play()
     told = (
         f"{time.monotonic() - started:.0f} s in all. Nothing of it runs any more; what it wrote is in {folder}:",
         f"  export TWOPHASE_HOME={shlex.quote(str(folder))}",
-        "  twophase up --no-airflow; twophase show word_count 2; twophase down",
+        f"  twophase up --no-airflow; twophase show {story.pipeline} 2; twophase down",
     )
     for line in told:
         say.print(line, style="dim", soft_wrap=True, markup=False)
@@ -67,12 +76,18 @@ def demo(
         raise typer.Exit(1)
 
 
-def _story(say: Console, *, on_airflow: bool, on_cluster: bool) -> Story:
+def _kafka_story(say: Console, records: int, kills: int) -> Story:
+    from twophase.cli.demo.kafka import KafkaStory
+
+    return KafkaStory(say, records, kills)
+
+
+def _story(say: Console, *, no_airflow: bool, on_cluster: bool) -> Story:
     if on_cluster:
         from twophase.cli.demo.cluster import ClusterStory
 
         return ClusterStory(say)
-    if on_airflow:
+    if not no_airflow:
         from twophase.cli.demo.airflow import AirflowStory
 
         return AirflowStory(say)

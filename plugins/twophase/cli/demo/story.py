@@ -42,6 +42,8 @@ class DemoFailed(TwophaseError):
 class Story(ABC):
     """Lands input, has it run, kills, looks, and compares."""
 
+    pipeline = PIPELINE
+
     def __init__(self, say: Console) -> None:
         """Tell it to a console."""
         from twophase.examples import word_count
@@ -119,14 +121,21 @@ class Story(ABC):
         from twophase.committer import queries
 
         with connected() as connection:
-            return queries.checkpoints(connection, PIPELINE)
+            return queries.checkpoints(connection, self.pipeline)
 
     # --- the proof ---------------------------------------------------------------------------------------------------
 
     def prove(self, *further: proof.Finding) -> bool:
         """Print the commit table and the proof; say whether everything holds."""
-        from rich.text import Text
+        record = self.commit_table()
+        self.head("The proof", ": the input, counted in plain Python, against the table, read with pyarrow")
+        made, seen = proof.expected(self.inputs), proof.read(self.table)
+        self._totals(made, seen)
+        committed = [row["checkpoint_id"] for row in record if row["state"] == "COMMITTED"]
+        return self.conclude([*proof.prove(made, seen, committed), *further, self.verified()])
 
+    def commit_table(self) -> list[dict[str, Any]]:
+        """Print the commit table; return its rows."""
         from twophase.cli.record_views import CHECKPOINTS
 
         self.head("The commit table")
@@ -134,11 +143,12 @@ class Story(ABC):
         hidden = {"run_id"} | ({"kind"} if all(row["kind"] == "regular" for row in record) else set())
         rows = [{**row, "by_sink": by_sink(row)} for row in record]
         listing(rows, [column for column in CHECKPOINTS if column[1] not in hidden])
-        self.head("The proof", ": the input, counted in plain Python, against the table, read with pyarrow")
-        made, seen = proof.expected(self.inputs), proof.read(self.table)
-        self._totals(made, seen)
-        committed = [row["checkpoint_id"] for row in record if row["state"] == "COMMITTED"]
-        checks = [*proof.prove(made, seen, committed), *further, self._verify()]
+        return record
+
+    def conclude(self, checks: list[proof.Finding]) -> bool:
+        """Print each claim of the proof; say whether everything holds."""
+        from rich.text import Text
+
         for check in checks:
             mark = ("✓", "green") if check.holds else ("✗", "bold red")
             self.say.print(Text.assemble("   ", mark, f" {check.claim} ", (f"({check.found})", "dim")), soft_wrap=True)
@@ -147,9 +157,10 @@ class Story(ABC):
         self.say.print(f"   {verdict}\n")
         return holds
 
-    def _verify(self) -> proof.Finding:
+    def verified(self) -> proof.Finding:
+        """Return what `twophase verify` finds."""
         with busy(self.say, "verifying"):
-            done = subprocess.run([*TWOPHASE, "verify", PIPELINE], capture_output=True, text=True, check=False)
+            done = subprocess.run([*TWOPHASE, "verify", self.pipeline], capture_output=True, text=True, check=False)
         found = " ".join((done.stdout + done.stderr).split())
         return proof.Finding("`twophase verify` finds every byte as recorded", done.returncode == 0, found)
 
