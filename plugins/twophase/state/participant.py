@@ -82,9 +82,9 @@ class StateRuns(Sink):
         """Name how the files of this attempt begin."""
         return {"home": str(self.home), "name": f"{key.checkpoint_id:08d}.r{key.revision}.a{attempt}.{token}"}
 
-    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401 - a DataFrame
+    def stage(self, frame: Any, output: Output) -> Json:  # noqa: ANN401, ARG002 - a DataFrame
         """Refuse: a new state is staged together with the look-ups in the old one, by `spark.kept_state`."""
-        raise NotImplementedError
+        self._refuse("it is staged by what reads it, not as a frame of its own")
 
     def check(self, output: Output) -> None:
         """Raise ManifestMismatch unless every file of the state is there, and those of this attempt byte by byte."""

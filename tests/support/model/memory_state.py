@@ -214,13 +214,7 @@ class StateWorld(World):
 
     def drain(self) -> None:
         """Let a replay that is under way, or has to come, end first."""
-        for process in self.processes:
-            process.kill()
-        self.record.faults.clear()
-        self.record.arrive()
-        self.ended.update(self.dag_runs)
-        for sink in self.sinks.values():
-            sink.down, sink.loses_reply = False, None
+        self.end_troubles()
         for number in range(20):
             lane: Lane = self.record.table("lane").get(PIPELINE, Lane())
             if lane == Lane():

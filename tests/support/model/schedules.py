@@ -484,13 +484,7 @@ class World:
 
     def drain(self) -> None:
         """Kill everybody, then let recovery and fresh runs finish: everything once, nothing left over."""
-        for process in self.processes:
-            process.kill()
-        self.record.faults.clear()
-        self.record.arrive()
-        self.ended.update(self.dag_runs)
-        for sink in self.sinks.values():
-            sink.down, sink.loses_reply = False, None
+        self.end_troubles()
         self.log.append("drain")
         for number in range(20):
             self.record.now += LEASE + 1
@@ -512,6 +506,16 @@ class World:
         if left and not self.returned:
             msg = f"not swept: {left}{self.describe()}"
             raise Violation(msg)
+
+    def end_troubles(self) -> None:
+        """Kill everybody, and let nothing stand in the way of who comes next."""
+        for process in self.processes:
+            process.kill()
+        self.record.faults.clear()
+        self.record.arrive()
+        self.ended.update(self.dag_runs)
+        for sink in self.sinks.values():
+            sink.down, sink.loses_reply = False, None
 
     def _finish(self, kind: str, number: int) -> Process:
         self.start(kind, number)
