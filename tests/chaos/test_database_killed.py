@@ -127,7 +127,7 @@ def test_a_commit_survives_the_death_of_the_database_at_any_statement(outside: b
 # --- lost -------------------------------------------------------------------------------------------------------------
 
 #: The transactions of a run, and of a failed one, by the function that has them: each is resolved by asking again.
-RUN = ("_recovered", "_begin", "vote_and_commit", "_record_all", "_settle")
+RUN = ("_begin", "vote_and_commit", "_record_all", "_settle")
 TASKS = ("_begin", "attempt", "vote_all", "decide_commit", "_record_all")
 FAILED = ("abort", "finish_abort")
 
