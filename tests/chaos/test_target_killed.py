@@ -36,6 +36,7 @@ from twophase.core.recovery import Decision, RollForward
 from twophase.runner import Runner
 from twophase.sinks.postgres import staging_table
 from twophase.storage import database
+from twophase.storage.session_pool import POOL
 from twophase.verification import verify
 from twophase.wiring import coordinator_of
 
@@ -382,6 +383,7 @@ def test_a_full_disk_is_promoted_to_when_there_is_room_again(small: Path, table:
 @pytest.mark.parametrize("table", ["postgres"], indirect=True)
 def test_a_full_disk_while_rows_are_staged_is_no_fault_of_the_rows(small: Path, table: Table, target: Server) -> None:
     asked(f"ALTER DATABASE {make_url(target.dsn).database} SET default_tablespace = 'small'")
+    POOL.close()  # only a new session has the setting
     table.padding = os.urandom(500_000).hex()
     with pytest.raises(adbc.Error) as failed:
         table.take()

@@ -14,6 +14,7 @@ from psycopg2 import extensions
 
 from twophase.core.ports import Promotion
 from twophase.sinks.postgres.sink import Postgres
+from twophase.storage.session_pool import POOL
 
 #: What is told of each moment: what it is, and the session it is in.
 Moment = Callable[[str, "Watched"], None]
@@ -59,11 +60,13 @@ def watching(moment: Moment) -> Iterator[None]:
         return session
 
     def promoted(sink: Postgres, *arguments: Any) -> Promotion:
+        POOL.close()  # what waits there is not watched
         psycopg2.connect = connected
         try:
             return promote(sink, *arguments)
         finally:
             psycopg2.connect = connect
+            POOL.close()
 
     Postgres.promote = promoted  # type: ignore[assignment,method-assign]
     try:
