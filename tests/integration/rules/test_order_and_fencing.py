@@ -324,6 +324,7 @@ class Frame:
         self.write = self
         self.schema = self
         self.fields: list[Any] = []
+        self.dtypes: list[Any] = []
         self.asked: dict[str, Any] = {}
 
     def format(self, _: str) -> Frame:
