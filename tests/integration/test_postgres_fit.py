@@ -20,6 +20,7 @@ from twophase.core.checkpoint import Key, Output
 from twophase.core.errors import ConfigError, SinkUnavailable
 from twophase.core.manifest import Column
 from twophase.core.ports import Outcome
+from twophase.storage.session_pool import POOL
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "postgres.md"
 SCHEMA = (Column("id", "bigint"), Column("word", "string"))
@@ -256,6 +257,7 @@ def test_what_can_only_be_read_is_named_before_anything_is_recorded_and_waited_f
     staged = table.stage(words(1))
     table.check(staged)
     administer(dsn, f"ALTER DATABASE {make_url(dsn).database} SET default_transaction_read_only = on")
+    POOL.close()  # only a new session has the setting
 
     with pytest.raises(SinkUnavailable, match="can be written to, found default_transaction_read_only = on; turn it"):
         table.sink.prepare()
@@ -266,6 +268,7 @@ def test_what_can_only_be_read_is_named_before_anything_is_recorded_and_waited_f
         "SET default_transaction_read_only = off",
         f"ALTER DATABASE {make_url(dsn).database} RESET default_transaction_read_only",
     )
+    POOL.close()
     assert table.promote(staged).outcome is Outcome.PROMOTED
 
 
