@@ -160,7 +160,7 @@ def test_a_stopped_promoter_holds_others_up_only_as_long_as_its_transaction_may_
     monkeypatch.setattr(promotion, "PATIENCE", 0.1)
     sink = kafka_sink(kafka)
     output = staged(sink, 1)
-    child = promoting(sink, output, folder / "child.log", "kafka.begun=stop", SHORTEST=3.0)
+    child = promoting(sink, output, folder / "child.log", "kafka.begun=stop", SHORTEST=8.0)
     with stopped_at_end(child):
         assert child.until_stopped()
         held = sink.promote(output)
