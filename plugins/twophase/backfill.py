@@ -148,12 +148,9 @@ class Backfill:
                 f" through the latest one, {latest}: `twophase backfill {name} --checkpoints {first}..latest`"
             )
             raise ConfigError(msg)
-        Lineage(name).check_idle(tx, f"pipeline {name!r}")
-        if tx.standing_base(name, first).swept:
-            oldest = tx.oldest_state(name)
-            possible = "no state is kept" if oldest is None else f"a replay can start from {oldest + 1} at the earliest"
-            msg = f"pipeline {name!r}: the state before checkpoint {first} is not kept any more; {possible}"
-            raise ConfigError(msg)
+        lineage = Lineage(name)
+        lineage.check_idle(tx, f"pipeline {name!r}")
+        lineage.check_kept(tx, first)
 
     def _select(self) -> list[Item]:
         from twophase.committer import backfills

@@ -48,11 +48,18 @@ class Lineage:
         if why := self._refusal(tx.lane(self.pipeline), checkpoint_id, backfill):
             msg = f"{which}: {why}"
             raise ConfigError(msg)
-        if tx.standing_base(self.pipeline, checkpoint_id).swept:
-            oldest = tx.oldest_state(self.pipeline)
-            first = "none is kept" if oldest is None else f"the first that can be replayed is {oldest + 1}"
-            msg = f"{which}: the state before it is not kept any more; {first}"
-            raise ConfigError(msg)
+        self.check_kept(tx, checkpoint_id)
+
+    def check_kept(self, tx: Transaction, checkpoint_id: int) -> None:
+        """Refuse a replay from a checkpoint if the state before it is not kept any more."""
+        if not tx.standing_base(self.pipeline, checkpoint_id).swept:
+            return
+        oldest = tx.oldest_state(self.pipeline)
+        possible = "no state is kept" if oldest is None else f"a replay can start from {oldest + 1} at the earliest"
+        msg = (
+            f"pipeline {self.pipeline!r}: the state before checkpoint {checkpoint_id} is not kept any more; {possible}"
+        )
+        raise ConfigError(msg)
 
     def check_idle(self, tx: Transaction, which: str) -> None:
         """Raise Busy while a regular revision is undecided, or waits for its promotion (S4).
